@@ -1,0 +1,180 @@
+"""The configuration of a run: one record a section, each field with its unit, default and reason.
+
+Sections are the tables of the TOML file and the prefixes of `section.key=value` on the command line.
+Reading, overriding and checking them is `launcher.settings`' work; this module imports nothing heavy.
+"""
+
+from typing import Literal
+
+import msgspec
+
+
+class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What this run is."""
+
+    name: str = "run"
+    mode: Literal["async_on_policy", "async_off_policy"] = "async_off_policy"
+    max_staleness: int = 1
+    """Policy versions a trained token may lag behind, queue time included; 0 is synchronous."""
+    steps: int = 100
+    seed: int = 0
+    dir: str = "runs/{name}-{time}"
+    """The run folder; `{name}` and `{time}` are filled in."""
+    resume: str = "none"
+    """`none`, `auto` (newest whole checkpoint of the run folder, if any) or a checkpoint folder."""
+    grace_s: float = 60.0
+    """How long a stop may take before processes are killed."""
+    user_path: str = ""
+    """Folder of the user's own modules (rewards); goes to the END of sys.path of every actor."""
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy being trained."""
+
+    path: str
+    """A Hugging Face model folder: config.json, safetensors, tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """What rollouts sample in and the trainer computes in; master weights are always float32."""
+
+
+class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where prompts come from."""
+
+    path: str
+    """JSONL, one row a line."""
+    prompt_key: str = "prompt"
+    label_key: str = "label"
+    template: Literal["text", "chat"] = "text"
+    """`text`: the prompt as it is; `chat`: one user turn (or a list of messages) through the chat template."""
+    system_prompt: str = ""
+    prefix_path: str = ""
+    """A text file put before every prompt, such as few-shot examples."""
+    shuffle: bool = True
+    """Permute every epoch by the run's seed."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    max_prompt_tokens: int = 0
+    """Longer prompts are bad rows; 0 is the model's context less one token."""
+
+
+class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who samples, and how."""
+
+    engine: Literal["transformers", "scripted"] = "transformers"
+    replicas: int = 1
+    samples_per_prompt: int = 8
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    stop: tuple[str, ...] = ()
+    """Strings of one token each that end a sample, besides the model's own end tokens."""
+    stop_token_ids: tuple[int, ...] = ()
+    max_in_flight: int = 64
+    """Samples decoded at once in one replica."""
+    deterministic: bool = False
+    """Bit-identical samples on every replica, at the price of batching."""
+    threads: int = 1
+    lease_s: float = 300.0
+    """A prompt comes back to the queue when its rollout has not finished it by then."""
+    scripted_token_s: float = 0.0
+    """Engine `scripted` only: how long it pretends a decode step takes."""
+
+
+class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who says how good a sample is."""
+
+    function: str = "math"
+    """A name of the registry (`math`, `exact`) or `module:function`."""
+    replicas: int = 1
+    workers: int = 1
+    """Killable processes in each replica."""
+    timeout_s: float = 10.0
+    on_error: Literal["reject", "score"] = "reject"
+    error_reward: float = 0.0
+    """The reward of a failed sample when `on_error` is `score`."""
+    lease_s: float = 120.0
+
+
+class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the policy learns."""
+
+    backend: Literal["torch"] = "torch"
+    global_batch_size: int = 128
+    """Samples a step: a multiple of rollout.samples_per_prompt."""
+    micro_batch_size: int = 32
+    """Samples forward and backward at once."""
+    updates_per_batch: int = 1
+    """Optimizer updates a step; whole samples are dealt to them evenly."""
+    learning_rate: float = 1e-6
+    lr_schedule: Literal["constant", "linear"] = "constant"
+    min_lr_frac: float = 0.1
+    """Where `linear` ends, as a share of learning_rate."""
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    advantage_estimator: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    loss_aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    kl_without_signal: bool = False
+    """Whether a group of equal rewards still feels the KL term; off, it moves nothing."""
+    tis_max: float = 2.0
+    """Upper bound of the truncated importance weight trainer/rollout; 0 turns the correction off."""
+    ratio_base: Literal["trainer", "rollout"] = "trainer"
+    """Whose log-probs the clipped ratio divides by: the trainer's own at the start of the step, or the rollout's."""
+    frozen: tuple[str, ...] = ()
+    """Regular expressions of parameter names that are not trained."""
+    threads: int = 1
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0 writes one at the end only."""
+    keep_checkpoints: int = 2
+    lease_s: float = 600.0
+
+
+class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The TransferQueue."""
+
+    storage_path: str = "/dev/shm"  # noqa: S108 - the sample bus lives in shared memory
+    max_size_gb: float = 2.0
+    min_valid_samples: int = 2
+    """A group with fewer scored samples is dropped with a reason."""
+    max_attempts: int = 5
+    """Leases of one prompt that may end without its samples before it is dropped as poison."""
+    group_deadline_s: float = 600.0
+    """A group not complete by then, counted from its first lease, is dropped with a reason."""
+
+
+class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Held-out prompts, sampled beside training and never trained on."""
+
+    path: str = ""
+    every: int = 0
+    """Steps between evaluations; 0 evaluates never, else also before the first and after the last step."""
+    samples_per_prompt: int = 4
+    max_prompts: int = 0
+    temperature: float = 1.0
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole run."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    reward: RewardConfig = RewardConfig()
+    train: TrainConfig = TrainConfig()
+    queue: QueueConfig = QueueConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Prompt groups one step trains on."""
+        return self.train.global_batch_size // self.rollout.samples_per_prompt
+
+    @property
+    def staleness_window(self) -> int:
+        """Prompt groups that may be unfinished or untrained at once."""
+        return self.groups_per_batch * (self.run.max_staleness + 1)

@@ -1,0 +1,103 @@
+"""What a rollout needs of an inference engine. Every engine passes tests/contract/test_engine.py."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
+from relax_actor.protocol import FinishReason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample. Log-probs are always those of logits / temperature, before top-p and top-k."""
+
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 is greedy; its log-probs are those of temperature 1
+    top_p: float = 1.0
+    top_k: int = 0  # 0 keeps all
+    stop_token_ids: tuple[int, ...] = ()  # any of them ends the sample and is its last token
+    forbidden_token_ids: tuple[int, ...] = ()  # never sampled: multimodal placeholders, pad
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One completion to sample."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    prompt: tuple[int, ...]  # token ids, never padded
+    params: SamplingParams
+
+    @property
+    def key(self) -> tuple[GroupId, SampleIndex]:
+        """What identifies the sample across engines and replicas."""
+        return (self.group_id, self.sample_index)
+
+
+class Completion(msgspec.Struct, kw_only=True):
+    """A finished sample."""
+
+    request: Request
+    tokens: npt.NDArray[np.int32]  # [n], the stop token included
+    logprobs: npt.NDArray[np.float32]  # [n], natural log
+    versions: npt.NDArray[np.int32]  # [n], policy version that sampled each token
+    finish_reason: FinishReason
+
+
+class Engine(Protocol):
+    """Samples many requests at once, one decode step a call.
+
+    A sample's randomness depends on (seed, group id, sample index, position) only: never on the
+    replica, the batch or the moment.
+    """
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The installed policy version; None before the first install."""
+        ...
+
+    @property
+    def free_slots(self) -> int:
+        """How many more requests fit now."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have been submitted and not returned."""
+        ...
+
+    def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
+        """Replace the weights between two decode steps; requests in flight keep their tokens and go on.
+
+        Args:
+            version: not lower than the current one.
+            weights: Hugging Face names and tensors; copied before this returns. Names that are
+                absent keep their values.
+
+        Raises:
+            KeyError: a name the model does not have.
+            ValueError: a lower version, or a shape that does not fit.
+        """
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests; they start at the next `step`.
+
+        Raises:
+            ValueError: more than `free_slots`, a key already in flight, an empty prompt, or a prompt
+                that leaves no room for a token within the context.
+        """
+        ...
+
+    def step(self) -> list[Completion]:
+        """Sample one token for every request in flight; return those that finished."""
+        ...
+
+    def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
+        """Stop these requests; return their tokens so far with finish reason `abort`."""
+        ...

@@ -1,0 +1,141 @@
+"""Every record the roles exchange, in the order the data flows round the loop.
+
+prompts -> TransferQueue -> rollout -> TransferQueue -> reward -> TransferQueue -> trainer -> DCS -> rollout
+
+Arrays never travel in a message: they are written once into shared memory and named by a `TensorRef`.
+A record only ever grows at the end, by fields with defaults.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
+
+
+class Purpose(StrEnum):
+    """What a group of samples is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class FinishReason(StrEnum):
+    """Why a sample has no further tokens."""
+
+    STOP = "stop"  # a stop token or stop string; the stop token is the sample's last token
+    LENGTH = "length"  # max_new_tokens or the model's context
+    ABORT = "abort"  # ended from outside; the tokens so far are valid
+
+
+class TensorRef(msgspec.Struct, frozen=True):
+    """Where an array lies: C-contiguous, at a byte offset of a shared-memory segment."""
+
+    segment: str
+    offset: int
+    dtype: str  # numpy name: int32, float32, ...
+    shape: tuple[int, ...]
+
+
+class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompts to queue, once a group: a prompt of which `samples` completions are wanted."""
+
+    group_id: GroupId
+    tokens: TensorRef  # int32 [prompt tokens]
+    samples: int
+    label: str  # the reference answer, as the dataset has it
+    origin: str  # file:line of the row
+    purpose: Purpose = Purpose.TRAIN
+    eval_set: str = ""
+    extra: dict[str, object] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+
+
+class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to rollout: sample these completions of this prompt, before the lease ends."""
+
+    lease_id: LeaseId
+    group: PromptGroup
+    missing: tuple[SampleIndex, ...]  # the completions nobody has put yet
+    policy_version: PolicyVersion  # the version that must sample the first token
+
+
+class SampleReady(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollout to queue, once a sample: finished and readable."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    lease_id: LeaseId
+    tokens: TensorRef  # int32 [response tokens], the stop token included
+    logprobs: TensorRef  # float32 [response tokens], natural log, of logits / temperature, as sampled
+    versions: TensorRef  # int32 [response tokens], the policy version that sampled each token
+    oldest_version: PolicyVersion
+    newest_version: PolicyVersion
+    finish_reason: FinishReason
+
+
+class RewardTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to reward actor: score this sample."""
+
+    lease_id: LeaseId
+    group_id: GroupId
+    sample_index: SampleIndex
+    tokens: TensorRef  # int32 [response tokens]
+    label: str
+    origin: str
+    finish_reason: FinishReason
+    extra: dict[str, object] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+
+
+class RewardReady(msgspec.Struct, frozen=True, kw_only=True):
+    """Reward actor to queue, once a sample: its reward, or why it has none."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    lease_id: LeaseId
+    reward: float | None  # finite, or None when rejected
+    reason: str = ""  # why it was rejected
+
+
+class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One sample of a batch as the trainer gets it."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    prompt: TensorRef
+    tokens: TensorRef
+    logprobs: TensorRef
+    versions: TensorRef
+    oldest_version: PolicyVersion
+    reward: float
+    finish_reason: FinishReason
+
+
+class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to trainer: whole groups, sorted by group and sample, to train on and then acknowledge."""
+
+    lease_id: LeaseId
+    samples: tuple[TrainSample, ...]
+    policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
+
+
+class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):
+    """Trainer to queue, after the optimizer step and the publish."""
+
+    lease_id: LeaseId
+    step: int  # steps done, this one included
+    policy_version: PolicyVersion  # the version published by this step
+
+
+class Accounting(msgspec.Struct, frozen=True, kw_only=True):
+    """Invariant I2: submitted == trained + dropped + running + queued, in training samples."""
+
+    submitted: int
+    trained: int
+    dropped: int
+    running: int  # leased to a rollout and not finished
+    queued: int  # everything else: waiting for a rollout, a reward or the trainer
+
+    @property
+    def balances(self) -> bool:
+        """Whether no sample is lost or counted twice."""
+        return self.submitted == self.trained + self.dropped + self.running + self.queued

@@ -1,0 +1,84 @@
+"""What a trainer actor needs of a training backend."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TrainSequence(msgspec.Struct, kw_only=True):
+    """One sample, ready for the loss."""
+
+    prompt: npt.NDArray[np.int32]  # [p]
+    response: npt.NDArray[np.int32]  # [n], the stop token included; every one is trained on
+    rollout_logprobs: npt.NDArray[np.float32]  # [n], as sampled
+    advantage: float  # finite
+
+
+class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the response tokens of one micro-batch; divide by `tokens` for means."""
+
+    tokens: int
+    loss: float  # already normalised: the losses of a step's micro-batches add up to the step's loss
+    clipped_tokens: int
+    kl_sum: float  # k3 estimate against the reference; 0 when kl_coef is 0
+    mismatch_abs_sum: float  # |trainer log-prob - rollout log-prob|
+    mismatch_k3_sum: float  # k3 estimate of KL(rollout || trainer)
+    max_ratio: float
+    entropy_sum: float = 0.0
+
+
+class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one optimizer update did."""
+
+    grad_norm: float
+    learning_rate: float
+    skipped: str = ""  # why the update was not applied: "no signal", "gradient is not finite"
+
+
+class TrainerBackend(Protocol):
+    """Owns the trained weights, the optimizer and their checkpoint."""
+
+    def begin_update(self, *, total_tokens: int, total_sequences: int) -> None:
+        """Start one optimizer update over sequences whose sizes are known beforehand.
+
+        Args:
+            total_tokens: response tokens over all micro-batches of this update; the divisor of `token_mean`.
+            total_sequences: sequences over all micro-batches; the divisor of `sequence_mean`.
+        """
+        ...
+
+    def accumulate(self, microbatch: Sequence[TrainSequence]) -> MicrobatchStats:
+        """Forward and backward; any split into micro-batches gives the same gradient."""
+        ...
+
+    def finish_update(self) -> UpdateStats:
+        """Clip, check that the gradient is finite, step, advance the learning rate."""
+        ...
+
+    def logprobs(self, sequences: Sequence[TrainSequence]) -> list[npt.NDArray[np.float32]]:
+        """Return each response token's log-prob under the current weights, [n] each, natural log."""
+        ...
+
+    def weights(self) -> "Iterator[tuple[str, Tensor]]":
+        """Yield every parameter under its Hugging Face name, in the rollout's dtype, always in one order."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and schedule into an existing, empty folder."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote; training continues bit for bit.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            ValueError: the checkpoint is of another model or optimizer.
+        """
+        ...
