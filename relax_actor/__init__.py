@@ -1,0 +1,36 @@
+"""Asynchronous RL post-training in supervised OS processes, without Ray.
+
+Embed it with `Supervisor`; run it with `relax-actor launch`. The tour of the code is docs/tour.md.
+"""
+
+from relax_actor._neighbours import claim_transport
+
+claim_transport()
+
+from relax_actor.actor import Actor, Context, Ref, Reply, endpoint  # noqa: E402 - after `transport` is ours
+from relax_actor.supervision.spec import (  # noqa: E402
+    Backoff,
+    ChildSpec,
+    Intensity,
+    RestartType,
+    Strategy,
+    SupervisorSpec,
+)
+from relax_actor.supervision.supervisor import Supervisor  # noqa: E402
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Actor",
+    "Backoff",
+    "ChildSpec",
+    "Context",
+    "Intensity",
+    "Ref",
+    "Reply",
+    "RestartType",
+    "Strategy",
+    "Supervisor",
+    "SupervisorSpec",
+    "endpoint",
+]

@@ -1,6 +1,9 @@
 """What can go wrong in actors and in the loop. Facts are attributes; the text is built from them."""
 
 
+from enum import StrEnum
+
+
 class RelaxError(Exception):
     """Base of every error this project raises on purpose."""
 
@@ -21,3 +24,78 @@ class ConfigError(RelaxError):
 
 class DatasetError(ConfigError):
     """A dataset row cannot be used; names file, line and field."""
+
+
+class Executed(StrEnum):
+    """What is known of a call that failed: did its method run?"""
+
+    NO = "no"
+    MAYBE = "maybe"
+    DONE = "done"
+
+
+class ActorError(RelaxError):
+    """Base of what a call to an actor can raise; `executed` says whether the method ran."""
+
+    executed = Executed.NO
+
+
+class RemoteError(ActorError):
+    """The method raised. Also an instance of the original type where this process knows it.
+
+    Args:
+        actor: who raised.
+        type_name: `module.Class` of the original exception.
+        message: its text.
+        remote_traceback: the callee's traceback, formatted.
+    """
+
+    executed = Executed.DONE
+
+    def __init__(self, actor: str, type_name: str, message: str, remote_traceback: str) -> None:
+        self.actor, self.type_name = actor, type_name
+        self.message, self.remote_traceback = message, remote_traceback
+        Exception.__init__(self, actor, type_name, message, remote_traceback)
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}\n\n  in {self.actor}:\n{self.remote_traceback}"
+
+
+class ActorDied(ActorError):  # noqa: N818 - the vocabulary of the field: a fact, not a mistake
+    """The callee died while the call was on its way or running."""
+
+    def __init__(self, actor: str, incarnation: int, reason: str, executed: Executed) -> None:
+        self.actor, self.incarnation, self.reason, self.executed = actor, incarnation, reason, executed
+        super().__init__(f"{actor} (incarnation {incarnation}) died: {reason} (executed: {executed})")
+
+
+class ActorRestarted(ActorError):  # noqa: N818 - as above
+    """A pinned ref's incarnation is no longer the current one."""
+
+    def __init__(self, actor: str, pinned: int, current: int) -> None:
+        self.actor, self.pinned, self.current = actor, pinned, current
+        super().__init__(f"{actor} is at incarnation {current}; this ref is pinned to {pinned}")
+
+
+class CallTimeout(ActorError):  # noqa: N818 - as above
+    """The caller's deadline passed; the callee's answer, if any, will be dropped."""
+
+    def __init__(self, actor: str, method: str, timeout_s: float, executed: Executed, detail: str) -> None:
+        self.actor, self.method, self.timeout_s, self.executed = actor, method, timeout_s, executed
+        super().__init__(f"{actor}.{method} did not answer within {timeout_s:g} s: {detail}")
+
+
+class MailboxFull(ActorError):  # noqa: N818 - as above
+    """The callee's mailbox has no room; the message was not taken."""
+
+
+class CallRefused(ActorError):  # noqa: N818 - as above
+    """The callee would not start the method: unknown, expired, stopping, or addressed to an older incarnation."""
+
+
+class SerializationError(ActorError, TypeError):
+    """An argument or a result is not plain data, a typed record or an array."""
+
+
+class StartFailed(ActorError):  # noqa: N818 - as above
+    """The tree could not be started, or a child of it."""

@@ -1,0 +1,132 @@
+"""What users subclass: `Actor`, its `@endpoint` methods and the `Context` each actor gets.
+
+An actor's main thread runs its constructor, its endpoints and `step`, one at a time. An endpoint or a
+step must never wait for work: while it waits, no message is handled and no weights are installed.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+import msgspec
+
+from relax_actor.ids import Holder
+from relax_actor.telemetry import EventLog
+
+if TYPE_CHECKING:
+    from relax_actor.actor.ref import Ref
+
+F = TypeVar("F", bound=Callable[..., Any])
+A = TypeVar("A", bound="Actor")
+
+
+class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an endpoint is called.
+
+    Args:
+        timeout_s: the caller's deadline where it gives none.
+        idempotent: running it twice is as good as once, so that a call is sent again to the next
+            incarnation when the callee dies with it.
+        concurrency: how many calls of an async endpoint may be awaiting at once; further ones queue.
+    """
+
+    timeout_s: float = 60.0
+    idempotent: bool = False
+    concurrency: int = 1
+
+
+@overload
+def endpoint(method: F) -> F: ...
+@overload
+def endpoint(
+    *, timeout_s: float = 60.0, idempotent: bool = False, concurrency: int = 1
+) -> Callable[[F], F]: ...
+def endpoint(
+    method: F | None = None, *, timeout_s: float = 60.0, idempotent: bool = False, concurrency: int = 1
+) -> F | Callable[[F], F]:
+    """Make a method callable from other processes; see `EndpointOptions`."""
+    options = EndpointOptions(timeout_s=timeout_s, idempotent=idempotent, concurrency=concurrency)
+
+    def mark(method: F) -> F:
+        method.__endpoint__ = options  # type: ignore[attr-defined]  # a mark on the user's own function
+        return method
+
+    return mark if method is None else mark(method)
+
+
+def options_of(method: Callable[..., Any]) -> EndpointOptions | None:
+    """Return the options of an endpoint, or None for a method that is not one."""
+    options = getattr(method, "__endpoint__", None)
+    return options if isinstance(options, EndpointOptions) else None
+
+
+class Host(Protocol):
+    """What a context needs of the process it lives in."""
+
+    def wake(self) -> None:
+        """Let `step` run again soon."""
+        ...
+
+    def finish(self) -> None:
+        """End the process normally once the message at hand is done."""
+        ...
+
+    def ref(self, name: str, actor: type[A]) -> "Ref[A]":
+        """Return a ref that follows restarts of `name`."""
+        ...
+
+
+class Context:
+    """An actor's view of the tree it lives in. Set before the constructor runs."""
+
+    def __init__(self, holder: Holder, run_id: str, run_dir: Path, events: EventLog, host: Host) -> None:
+        self.holder, self.run_id, self.run_dir, self.events = holder, run_id, run_dir, events
+        self._host = host
+
+    @property
+    def name(self) -> str:
+        """`role/replica`, or the bare role where there is one replica."""
+        return self.holder.name
+
+    @property
+    def incarnation(self) -> int:
+        """How many times this actor has been started, from 1."""
+        return self.holder.incarnation
+
+    @property
+    def replica(self) -> int:
+        """Which replica of its role this is, from 0."""
+        return int(self.name.rpartition("/")[2]) if "/" in self.name else 0
+
+    def ref(self, name: str, actor: type[A]) -> "Ref[A]":
+        """Return a ref to another actor; it is logical and follows restarts."""
+        return self._host.ref(name, actor)
+
+    def wake(self) -> None:
+        """Let `step` run again as soon as the message at hand is done; any thread may call it."""
+        self._host.wake()
+
+    def finish(self) -> None:
+        """End this actor normally; a permanent child is restarted, a transient one is not."""
+        self._host.finish()
+
+
+class Actor:
+    """Base of all actors."""
+
+    ctx: Context
+
+    def step(self) -> float | None:
+        """Do a bounded piece of the actor's own work between two messages.
+
+        Returns:
+            Seconds until the next call (0: as soon as waiting messages are handled), or None to be
+            called again only after a message, a finished reply or `ctx.wake()`.
+        """
+        return None
+
+    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:
+        """Learn that an incarnation of another actor is gone; what it held may be taken back."""
+
+    def on_stop(self, reason: str) -> None:
+        """Clean up before the process ends; bounded by the child spec's `shutdown_s`."""

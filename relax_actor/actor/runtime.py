@@ -1,0 +1,265 @@
+"""The main thread of an actor process: constructor, messages one at a time, `step` in between, end.
+
+The courier's thread puts calls into a bounded mailbox; this thread takes them out in order. Asynchronous
+endpoints run as tasks of this thread's event loop, so their awaits let other messages in; synchronous
+endpoints and `step` have the thread to themselves.
+"""
+
+import asyncio
+import faulthandler
+import importlib
+import importlib.util
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relax_actor import faults
+from relax_actor.actor import failure
+from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
+from relax_actor.actor.convert import signature_of
+from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.ref import Ref
+from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Result, Spawn, Stop
+from relax_actor.ids import Holder
+from relax_actor.telemetry import EventLog
+from transport import codec
+from transport.address import Address
+from transport.control import Frame
+from transport.errors import CodecError
+
+MAILBOX_MESSAGES = 1024
+MESSAGES_BETWEEN_STEPS = 64
+"""How many waiting messages are handled before `step` gets its turn."""
+
+
+def main(config: NodeConfig, spawn: Spawn, arguments: list[Frame]) -> int:
+    """Run one actor until it ends; return the process' exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faults.arm(spawn.name, spawn.incarnation)
+    sys.path.extend(entry for entry in config.path if entry not in sys.path)
+    try:
+        return _Process(config, spawn).run(codec.unpack(arguments))
+    except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
+        Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
+        traceback.print_exc()
+        return 1
+
+
+def load_target(target: str) -> type[Actor]:
+    """Find an actor class named `module:Class`, or `path.py:Class` for one of the user's script.
+
+    Raises:
+        TypeError: what was found is not an actor class.
+    """
+    where, _, name = target.rpartition(":")
+    module: Any = _load_script(where) if where.endswith(".py") else importlib.import_module(where)
+    found = module
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, Actor)):
+        raise TypeError(f"{target} is not a subclass of relax_actor.Actor")
+    return found
+
+
+def _load_script(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("__relax_main__", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["__relax_main__"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class _Process:
+    """One actor, its mailbox and its courier."""
+
+    def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
+        self._spawn = spawn
+        self._holder = Holder(spawn.name, spawn.incarnation)
+        self._mailbox: deque[Incoming] = deque()
+        self._gone: deque[PeerGone] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._limits: dict[str, asyncio.Semaphore] = {}
+        self._stop_reason = ""
+        self._stopping = False
+        self._loop: asyncio.AbstractEventLoop
+        self._awake: asyncio.Event
+        self._wake_sent = False
+        self._actor: Actor
+        self._courier = Courier(
+            self._holder,
+            config.run_id,
+            Address.parse(spawn.address),
+            head=Address.parse(config.head),
+            on_call=self._take,
+            on_record=self._record,
+            on_reply=self.wake,
+        )
+        events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
+        self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
+
+    def run(self, arguments: dict[str, Any]) -> int:
+        return asyncio.run(self._run(arguments))
+
+    async def _run(self, arguments: dict[str, Any]) -> int:
+        self._loop, self._awake = asyncio.get_running_loop(), asyncio.Event()
+        self._loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
+        self._courier.start()
+        self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
+        try:
+            self._actor = self._construct(arguments)
+            self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
+            await self._serve()
+            self._actor.on_stop(self._stop_reason)
+        finally:
+            self._courier.stop()
+            self._context.events.close()
+        return 0
+
+    def _construct(self, arguments: dict[str, Any]) -> Actor:
+        cls = load_target(self._spawn.target)
+        actor = cls.__new__(cls)
+        actor.ctx = self._context
+        args, kwargs = signature_of(cls.__init__).bind([], arguments)
+        actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        return actor
+
+    async def _serve(self) -> None:
+        while not self._stopping:
+            await self._handle_waiting()
+            if not self._stopping:
+                await self._wait(self._actor.step())
+
+    async def _handle_waiting(self) -> None:
+        while self._gone:
+            gone = self._gone.popleft()
+            self._actor.on_peer_gone(gone.name, gone.incarnation, gone.reason)
+        for _ in range(MESSAGES_BETWEEN_STEPS):
+            if not self._mailbox or self._stopping:
+                return
+            self._handle(self._mailbox.popleft())
+
+    async def _wait(self, delay_s: float | None) -> None:
+        if self._mailbox or self._gone or delay_s == 0:
+            await asyncio.sleep(0)  # let tasks and signal handlers run
+            return
+        try:
+            await asyncio.wait_for(self._awake.wait(), delay_s)
+        except TimeoutError:
+            pass
+        self._wake_sent = False
+        self._awake.clear()
+
+    # -- one call -------------------------------------------------------------------------------
+
+    def _handle(self, incoming: Incoming) -> None:
+        call = incoming.call
+        method = getattr(type(self._actor), call.method, None)
+        options = options_of(method) if callable(method) else None
+        if method is None or options is None:
+            self._refuse(incoming, f"{type(self._actor).__name__} has no endpoint {call.method!r}")
+        elif time.monotonic() >= incoming.expires:
+            self._refuse(incoming, f"{call.method} waited longer than its caller does")
+        else:
+            self._start(incoming, method, options)
+
+    def _start(self, incoming: Incoming, method: Any, options: EndpointOptions) -> None:
+        try:
+            arguments, keywords = codec.unpack(incoming.frames)
+            args, kwargs = signature_of(method).bind(arguments, keywords)
+            result = method(self._actor, *args, **kwargs)
+        except (CodecError, msgspec.ValidationError) as error:
+            self._refuse(incoming, f"{incoming.call.method}: {error}")
+        except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
+            self._fail(incoming, error)
+        else:
+            if isinstance(result, Awaitable):
+                self._await(incoming, result, options)
+            else:
+                self._answer(incoming, result)
+
+    def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
+        task = asyncio.ensure_future(self._finish_later(incoming, result, options))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish_later(
+        self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions
+    ) -> None:
+        limit = self._limits.setdefault(incoming.call.method, asyncio.Semaphore(options.concurrency))
+        async with limit:
+            try:
+                value = await result
+            except Exception as error:  # noqa: BLE001 - as above
+                self._fail(incoming, error)
+            else:
+                self._answer(incoming, value)
+
+    def _answer(self, incoming: Incoming, value: Any) -> None:
+        try:
+            frames = codec.pack(value)
+        except CodecError as error:
+            message = f"{incoming.call.method} returned what cannot be sent: {error}"
+            self._courier.respond(
+                incoming, Failed(id=incoming.call.id, kind="unserializable", message=message)
+            )
+        else:
+            self._courier.respond(incoming, Result(id=incoming.call.id), frames)
+
+    def _refuse(self, incoming: Incoming, message: str) -> None:
+        self._dead_letter(incoming, message)
+        self._courier.respond(incoming, Failed(id=incoming.call.id, kind="refused", message=message))
+
+    def _fail(self, incoming: Incoming, error: Exception) -> None:
+        failed = failure.describe(incoming.call.id, error)
+        if not incoming.call.wants_reply:
+            self._dead_letter(incoming, failed.traceback)
+        self._courier.respond(incoming, failed)
+
+    def _dead_letter(self, incoming: Incoming, reason: str) -> None:
+        call = incoming.call
+        self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=reason)
+
+    # -- from the courier's thread --------------------------------------------------------------
+
+    def _take(self, incoming: Incoming) -> bool:
+        if len(self._mailbox) >= MAILBOX_MESSAGES:
+            return False
+        self._mailbox.append(incoming)
+        self.wake()
+        return True
+
+    def _record(self, _peer: bytes, record: Record, _frames: list[Frame]) -> None:
+        if isinstance(record, Stop):
+            self._loop.call_soon_threadsafe(self._stop, record.reason)
+        elif isinstance(record, PeerGone):
+            self._gone.append(record)
+            self.wake()
+
+    # -- Host -----------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        if not self._wake_sent:
+            self._wake_sent = True
+            self._loop.call_soon_threadsafe(self._awake.set)
+
+    def finish(self) -> None:
+        self._stop("finished")
+
+    def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
+        del actor  # only tells the type checker whose endpoints these are
+        return Ref(name, self._courier)
+
+    def _stop(self, reason: str) -> None:
+        self._stop_reason = self._stop_reason or reason
+        self._stopping = True
+        self._awake.set()

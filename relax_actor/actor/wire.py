@@ -1,0 +1,151 @@
+"""The records of the control wire, in the order of an actor's life.
+
+head <-> node agent: spawn, spawned, kill, exited.  head <-> actor: ready, peers, stop.
+actor <-> actor: call, result, failed. The first frame of a message is one of these records; the frames
+after it are a packed value (`transport.codec.pack`): the arguments of a call, or its result.
+"""
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all control records."""
+
+
+class NodeConfig(Record, frozen=True, kw_only=True, tag="node_config"):
+    """Head to node agent, on its standard input: what all processes of the host have in common."""
+
+    run_id: str
+    run_dir: str
+    socket_dir: str
+    head: str  # address
+    head_pid: int
+    shm_root: str
+    zygotes: dict[str, tuple[str, ...]]  # name: modules it imports before it forks
+    path: tuple[str, ...] = ()  # goes to the END of every actor's sys.path
+
+
+class AgentReady(Record, frozen=True, kw_only=True, tag="agent_ready"):
+    """Node agent to head: it runs and its zygotes are up."""
+
+    pid: int
+
+
+class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
+    """Head to node agent: start this incarnation. The frames that follow are the actor's arguments."""
+
+    name: str
+    incarnation: int
+    target: str  # module:Class, or path.py:Class for a class of the user's script
+    zygote: str
+    address: str  # where the actor binds
+    log: str
+    crash: str  # where it writes why it died
+    env: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+
+
+class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
+    """Node agent to head: the process exists."""
+
+    name: str
+    incarnation: int
+    pid: int
+
+
+class Kill(Record, frozen=True, kw_only=True, tag="kill"):
+    """Head to node agent: SIGKILL its process group now."""
+
+    name: str
+    incarnation: int
+
+
+class Exited(Record, frozen=True, kw_only=True, tag="exited"):
+    """Node agent to head: the process and its whole group are gone, its segments are swept."""
+
+    name: str
+    incarnation: int
+    code: int | None = None
+    signal: int | None = None
+    error: str = ""  # what the actor wrote of its own death, or why it could not be started
+
+
+class Shutdown(Record, frozen=True, kw_only=True, tag="shutdown"):
+    """Head to node agent: kill what is left, sweep, end."""
+
+
+class Hello(Record, frozen=True, kw_only=True, tag="hello"):
+    """Actor to head: it can hear; the head answers with a `PeerUp` for every actor that is up."""
+
+    name: str
+    incarnation: int
+
+
+class Ready(Record, frozen=True, kw_only=True, tag="ready"):
+    """Actor to head: its constructor returned."""
+
+    name: str
+    incarnation: int
+
+
+class PeerUp(Record, frozen=True, kw_only=True, tag="peer_up"):
+    """Head to actor: this incarnation of this peer takes calls at this address."""
+
+    name: str
+    incarnation: int
+    address: str
+
+
+class PeerGone(Record, frozen=True, kw_only=True, tag="peer_gone"):
+    """Head to actor: this incarnation is gone and everything it held is free."""
+
+    name: str
+    incarnation: int
+    reason: str
+
+
+class Stop(Record, frozen=True, kw_only=True, tag="stop"):
+    """Head to actor: finish the message at hand, clean up, end."""
+
+    reason: str
+
+
+class Call(Record, frozen=True, kw_only=True, tag="call"):
+    """Actor to actor: run this endpoint."""
+
+    id: int
+    method: str
+    run_id: str
+    sender: str
+    sender_incarnation: int
+    to_incarnation: int
+    budget_s: float  # what is left of the caller's deadline; clocks of two hosts are never compared
+    wants_reply: bool = True
+
+
+class Result(Record, frozen=True, kw_only=True, tag="result"):
+    """Callee to caller: the packed result follows."""
+
+    id: int
+
+
+class Failed(Record, frozen=True, kw_only=True, tag="failed"):
+    """Callee to caller: the method raised (`type_name` is set) or was not started."""
+
+    id: int
+    kind: str  # "remote", "refused", "full", "unserializable"
+    message: str
+    type_name: str = ""
+    traceback: str = ""
+
+
+AgentRecord = AgentReady | Spawned | Exited
+"""What the head hears from a node agent."""
+
+ActorRecord = Hello | Ready
+"""What the head hears from an actor."""
+
+HeadRecord = Spawn | Kill | Shutdown | PeerUp | PeerGone | Stop
+"""What the head says."""
+
+PeerRecord = Call | Result | Failed
+"""What actors say to one another."""

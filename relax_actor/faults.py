@@ -1,0 +1,85 @@
+"""Named points where tests and the kill demo make a process die, stop or fail.
+
+A plan is a list of `Fault`s in the environment variable `RELAX_ACTOR_FAULTS` (JSON). Without one,
+`point` costs a dictionary look-up in an empty dictionary. Points so far, in the order of a group's life:
+leased, first_token, tensors_written, ready_sent, rewarding, reward_sent, batch_leased, trained,
+publish_bucket, publish_manifest, publish_latest, acknowledged, install_bucket, checkpoint_file,
+checkpoint_manifest, checkpoint_rename.
+"""
+
+import os
+import signal
+import time
+from enum import StrEnum
+
+import msgspec
+
+VARIABLE = "RELAX_ACTOR_FAULTS"
+
+
+class Action(StrEnum):
+    """What happens to the process at the point."""
+
+    KILL = "kill"  # SIGKILL, at once
+    STOP = "stop"  # SIGSTOP: it hangs, alive
+    EXIT = "exit"  # leaves without clean-up, exit code 7
+    RAISE = "raise"  # an exception in user code
+    DELAY = "delay"  # sleeps `seconds`
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Do `action` when `actor` reaches `point` for the `nth` time in that incarnation."""
+
+    actor: str
+    point: str
+    action: Action = Action.KILL
+    incarnation: int = 1
+    nth: int = 1
+    seconds: float = 0.0
+
+
+class InjectedFaultError(Exception):
+    """What `Action.RAISE` raises."""
+
+
+_armed: dict[str, list[Fault]] = {}
+_reached: dict[str, int] = {}
+
+
+def plan(faults: list[Fault]) -> dict[str, str]:
+    """Return the environment that arms `faults` in the processes started with it."""
+    return {VARIABLE: msgspec.json.encode(faults).decode()}
+
+
+def arm(actor: str, incarnation: int) -> None:
+    """Arm what the environment plans for this incarnation of this actor."""
+    _armed.clear()
+    _reached.clear()
+    text = os.environ.get(VARIABLE, "")
+    for fault in msgspec.json.decode(text, type=list[Fault]) if text else []:
+        if (fault.actor, fault.incarnation) == (actor, incarnation):
+            _armed.setdefault(fault.point, []).append(fault)
+
+
+def point(name: str) -> None:
+    """Mark that the process has come to `name`; do what is planned there."""
+    faults = _armed.get(name)
+    if faults is None:
+        return
+    _reached[name] = _reached.get(name, 0) + 1
+    for fault in faults:
+        if fault.nth == _reached[name]:
+            _strike(fault)
+
+
+def _strike(fault: Fault) -> None:
+    if fault.action is Action.KILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault.action is Action.STOP:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault.action is Action.EXIT:
+        os._exit(7)
+    elif fault.action is Action.DELAY:
+        time.sleep(fault.seconds)
+    else:
+        raise InjectedFaultError(f"injected at {fault.point}")

@@ -1,0 +1,5 @@
+"""The process on each host that starts, watches and reaps actors.
+
+`agent` decides nothing: it carries out the head's commands and reports kernel facts. `zygote` is the
+single-threaded process that forks actors in milliseconds, `process` the Linux calls both need.
+"""

@@ -1,0 +1,259 @@
+"""A child that is a supervisor: it starts in order, stops in reverse, and decides what a failure costs.
+
+The invariant behind every decision: `advance` looks at where the children are, never at how they got
+there, and takes the steps that are possible now. First what is doomed comes down, the last slot first; only
+when nothing doomed is left is anything started, the first slot first. So a stop overtakes a restart in
+every interleaving, and there is no half-done plan to lose when another failure arrives.
+"""
+
+from collections.abc import Iterator
+
+from relax_actor.supervision.commands import ReportKind
+from relax_actor.supervision.desk import Desk
+from relax_actor.supervision.events import Exit, ExitKind
+from relax_actor.supervision.failure import Ending, Window, own_ending
+from relax_actor.supervision.leaf import Leaf
+from relax_actor.supervision.node import Node, Parent
+from relax_actor.supervision.slot import Slot
+from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
+from relax_actor.supervision.states import ChildState, Trigger
+
+
+class Branch(Node):
+    """One supervisor of the tree."""
+
+    def __init__(self, spec: SupervisorSpec, parent: Parent, desk: Desk) -> None:
+        super().__init__(spec.id, spec, parent, desk)
+        self.spec = spec
+        self.slots = self._build()
+        self._window = Window(spec.intensity)
+        self._ending: Ending | None = None  # why it stops, where it was not told to
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it is on the way down, or will be when its turn comes."""
+        is_over = self.state is ChildState.STOPPING or self.is_doomed or self.is_leaving
+        return is_over or self._parent.is_closing
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """The children in the order they start."""
+        return (node for slot in self.slots for node in slot.nodes)
+
+    def branches(self) -> Iterator["Branch"]:
+        """Return this supervisor and all those below it, top down."""
+        yield self
+        for node in self.nodes:
+            if isinstance(node, Branch):
+                yield from node.branches()
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Return all actors below, in the order they start."""
+        for node in self.nodes:
+            if isinstance(node, Branch):
+                yield from node.leaves()
+            elif isinstance(node, Leaf):
+                yield node
+
+    def slot_ids(self) -> list[str]:
+        """Return the ids of the children."""
+        return [slot.id for slot in self.slots]
+
+    def find(self, name: str) -> list[Node]:
+        """Return the child of that name, or all replicas of the child with that id."""
+        return [node for slot in self.slots for node in slot.nodes if name in {node.name, slot.id}]
+
+    def start(self) -> None:
+        """Begin like new: the children of the spec, no restarts counted."""
+        self._begin()
+        self.slots = self._build()
+        self._window, self._ending = Window(self.spec.intensity), None
+        self.wake()
+
+    def stop(self) -> None:
+        """Begin to stop the children in reverse, unless that is already under way."""
+        if self.state is not ChildState.STOPPING:
+            self._come_down()
+
+    def add(self, spec: ChildSpec | SupervisorSpec) -> None:
+        """Append a child, which starts as soon as its turn has come."""
+        self.slots.append(self._make_slot(spec, is_joining=True))
+        self.wake()
+
+    def remove(self, nodes: list[Node]) -> None:
+        """Stop children and forget them."""
+        for node in nodes:
+            node.doom()
+            node.is_doomed, node.is_leaving = False, True
+            if node.is_alive:
+                node.stop()
+            else:
+                self._forget(node)
+        self.wake()
+
+    def wake(self) -> None:
+        """Decide before the event is done with."""
+        self._desk.mark(self)
+
+    def child_down(self, child: Node, ending: Ending) -> None:
+        """Decide what follows from a child's end; one that was to stop has no consequences."""
+        self.wake()
+        is_expected = self.is_closing or child.is_doomed or child.is_leaving
+        child.is_doomed = False
+        slot = self._slot_of(child)
+        if is_expected:
+            self._let_go(child)
+        elif slot.is_joining and not child.was_ready:
+            self._refuse(slot, child, ending)
+        elif self.state is ChildState.STARTING and not child.was_ready:
+            self._fail(f"`{child.name}` did not start", ending)
+        elif child.restarts_after(ending):
+            self._restart(child, ending)
+        else:
+            self._end(child, ending)
+
+    def advance(self) -> None:
+        """Take every step that is possible now."""
+        if self._sweep_down() or not self.is_alive:
+            return
+        if self.state is ChildState.STOPPING:
+            self._become_down(self._ending or self._told_to_stop())
+        elif not self.is_closing:
+            self._sweep_up()
+
+    def _sweep_down(self) -> bool:
+        """Stop the last slot that has doomed children; return whether there was one."""
+        for slot in reversed(self.slots):
+            doomed = [node for node in slot.nodes if node.is_doomed]
+            for node in doomed:
+                node.stop()
+            if doomed:
+                return True
+        return False
+
+    def _sweep_up(self) -> None:
+        """Start what may start; in order, except that one_for_one restarts its children independently."""
+        in_step = self.spec.strategy is not Strategy.ONE_FOR_ONE
+        if in_step and any(node.state is ChildState.BACKING_OFF for node in self.nodes):
+            return  # those that are restarted together wait together
+        for slot in self.slots:
+            self._start_slot(slot)
+            if not slot.is_settled and (in_step or self.state is ChildState.STARTING):
+                return
+        if self.state is ChildState.STARTING:
+            self._become_ready()
+            self._desk.report(ReportKind.SUPERVISOR_READY, supervisor=self.name)
+
+    def _start_slot(self, slot: Slot) -> None:
+        for node in slot.nodes:
+            if node.state is ChildState.DOWN:
+                node.start()
+        slot.is_joining = slot.is_joining and not slot.is_settled
+
+    def _let_go(self, child: Node) -> None:
+        if child.is_leaving or child.restart is RestartType.TEMPORARY:
+            self._forget(child)
+
+    def _refuse(self, slot: Slot, child: Node, ending: Ending) -> None:
+        reason = f"`{child.name}` did not start: {ending.exit}"
+        self._desk.report(ReportKind.CHILD_REFUSED, child=slot.id, supervisor=self.name, reason=reason)
+        self.remove(list(slot.nodes))
+
+    def _restart(self, child: Node, ending: Ending) -> None:
+        self._window.add(child.name, ending.first, self._desk.now)
+        if child.repeats(ending):
+            self._fail(f"`{child.name}` failed twice with the same `__init__` error", ending)
+        elif self._window.is_exceeded:
+            self._fail(self._window.describe(), ending)
+        else:
+            delay_s = child.back_off(self.spec.backoff)
+            self._desk.report(
+                ReportKind.CHILD_RESTARTING,
+                child=child.name,
+                incarnation=child.incarnation,
+                delay_s=delay_s,
+                reason=str(ending.exit),
+                also=self._doom_with(child),
+            )
+
+    def _doom_with(self, failed: Node) -> list[str]:
+        """Doom the children that are restarted with a failed one; return the names of those that run."""
+        match self.spec.strategy:
+            case Strategy.ONE_FOR_ONE:
+                slots = []
+            case Strategy.ONE_FOR_ALL:
+                slots = self.slots
+            case Strategy.REST_FOR_ONE:  # replicas start together: none of them comes after another
+                slots = self.slots[self.slots.index(self._slot_of(failed)) + 1 :]
+        together = [node for slot in slots for node in slot.nodes if node is not failed]
+        for node in together:
+            node.doom()
+            node.reset()
+        return [node.name for node in together if node.is_doomed]
+
+    def _end(self, child: Node, ending: Ending) -> None:
+        child.end()
+        self._desk.report(
+            ReportKind.CHILD_ENDED, child=child.name, incarnation=child.incarnation, reason=str(ending.exit)
+        )
+        self._let_go(child)
+        if not child.significant:
+            return
+        if not ending.exit.is_normal:
+            self._fail(f"`{child.name}` is significant and failed", ending)
+        elif self.spec.auto_shutdown == "any" or self._significant_are_over():
+            self._finish(f"significant `{child.name}` {ending.exit}")
+
+    def _significant_are_over(self) -> bool:
+        return all(node.state is ChildState.ENDED for node in self.nodes if node.significant)
+
+    def _finish(self, reason: str) -> None:
+        self._ending = self._own_ending(Exit(kind=ExitKind.NORMAL, detail=reason))
+        self._desk.report(ReportKind.SUPERVISOR_STOPPING, supervisor=self.name, reason=reason)
+        self._come_down()
+
+    def _fail(self, headline: str, ending: Ending) -> None:
+        reason = f"{headline}, so `{self.name}` stopped"
+        first = ending.first if self._window.is_empty else self._window.first_cause
+        self._ending = Ending(
+            exit=Exit(kind=ExitKind.ERROR, detail=reason),
+            first=first,
+            last=ending.last,
+            init_error=ending.init_error,
+        )
+        self._desk.report(ReportKind.ESCALATED, supervisor=self.name, reason=reason)
+        self._come_down()
+
+    def _come_down(self) -> None:
+        self._move(Trigger.STOP)
+        for node in self.nodes:
+            node.doom()
+        self.wake()
+
+    def _told_to_stop(self) -> Ending:
+        return self._own_ending(Exit(kind=ExitKind.STOPPED))
+
+    def _own_ending(self, exit_: Exit) -> Ending:
+        return own_ending(self.name, self.incarnation, exit_, self._desk.now)
+
+    def _slot_of(self, child: Node) -> Slot:
+        return next(slot for slot in self.slots if child in slot.nodes)
+
+    def _forget(self, child: Node) -> None:
+        slot = self._slot_of(child)
+        slot.nodes.remove(child)
+        if not slot.nodes:
+            self.slots.remove(slot)
+
+    def _build(self) -> list[Slot]:
+        return [self._make_slot(child, is_joining=False) for child in self.spec.children]
+
+    def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> Slot:
+        nodes: list[Node]
+        if isinstance(spec, SupervisorSpec):
+            nodes = [Branch(spec, self, self._desk)]
+        else:
+            nodes = [
+                Leaf(name, replica, spec, self, self._desk) for replica, name in enumerate(actor_names(spec))
+            ]
+        return Slot(id=spec.id, nodes=nodes, is_joining=is_joining)

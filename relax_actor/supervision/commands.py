@@ -1,0 +1,93 @@
+"""What the policy tells the shell to do, in the order of the list it returns."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from relax_actor.supervision.events import Exit
+from relax_actor.supervision.spec import ChildSpec
+
+
+class Spawn(msgspec.Struct, frozen=True, kw_only=True):
+    """Start an actor process; answered by Ready, or by InitFailed and Gone, or by Gone alone."""
+
+    name: str
+    incarnation: int
+    spec: ChildSpec
+    replica: int
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask an actor to end; the policy itself sends Kill when `shutdown_s` is over. It may be gone already."""
+
+    name: str
+    incarnation: int
+    shutdown_s: float
+
+
+class Kill(msgspec.Struct, frozen=True, kw_only=True):
+    """SIGKILL an actor and its process group; it may be gone already."""
+
+    name: str
+    incarnation: int
+
+
+class SetTimer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer with `TimerFired` after `delay_s`, which may be 0; ids are never used twice."""
+
+    timer: str
+    delay_s: float
+
+
+class CancelTimer(msgspec.Struct, frozen=True, kw_only=True):
+    """Forget a timer that was set."""
+
+    timer: str
+
+
+class ReportKind(StrEnum):
+    """The events the policy logs; spawns and exits, which have pids, are the shell's to log."""
+
+    CHILD_READY = "child_ready"  # child, incarnation, after_s
+    CHILD_RESTARTING = (
+        "child_restarting"  # child, incarnation (that failed), delay_s, reason, also (stopped with it)
+    )
+    CHILD_ENDED = "child_ended"  # child, incarnation, reason: and is not restarted
+    CHILD_KILLED = "child_killed"  # child, incarnation, reason: over its time to start or to stop
+    CHILD_REFUSED = "child_refused"  # child, supervisor, reason: an AddChild that came to nothing
+    SUPERVISOR_READY = "supervisor_ready"  # supervisor
+    SUPERVISOR_STOPPING = "supervisor_stopping"  # supervisor, reason: ends, but not by failure
+    ESCALATED = "escalated"  # supervisor, reason
+    STALE_EVENT = "stale_event"  # child, incarnation (of the event), current, event: ignored
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Log one event with its fields (JSON types only)."""
+
+    kind: ReportKind
+    fields: dict[str, Any]
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One failure: which incarnation ended, how, and when (monotonic seconds)."""
+
+    child: str
+    incarnation: int
+    exit: Exit
+    at_s: float
+
+    def __str__(self) -> str:
+        return f"{self.exit}, `{self.child}` incarnation {self.incarnation}"
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The tree is down: nothing runs, nothing will be started. Sent exactly once, last."""
+
+    outcome: Literal["ok", "failed"]
+    reason: str
+    """One line when ok; when failed what a person reads after `error:`, first failure first."""
+    first_cause: Cause | None = None
+
+
+Command = Spawn | Stop | Kill | SetTimer | CancelTimer | Report | Finished

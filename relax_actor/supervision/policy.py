@@ -1,0 +1,288 @@
+"""The supervision tree as a pure function: state, event and time in, commands out.
+
+    policy = TreePolicy(spec, random.Random())
+    commands = policy.handle(StartAll(), now)
+
+No I/O, no clock, no thread: the shell feeds it facts in the order they happened and obeys the commands in
+the order they are listed. Events and commands live in their own modules and are handed on from here.
+Refused: one policy a supervisor, each with a mailbox, as in OTP. One object for the whole tree decides a
+fault of several levels in one step, and needs no protocol between supervisors that could itself fail.
+"""
+
+import random
+
+import msgspec
+
+from relax_actor.supervision.branch import Branch
+from relax_actor.supervision.commands import (
+    CancelTimer,
+    Cause,
+    Command,
+    Finished,
+    Kill,
+    Report,
+    ReportKind,
+    SetTimer,
+    Spawn,
+    Stop,
+)
+from relax_actor.supervision.desk import Desk
+from relax_actor.supervision.events import (
+    AddChild,
+    Event,
+    Exit,
+    ExitKind,
+    Gone,
+    InitFailed,
+    KillRequested,
+    Ready,
+    RemoveChild,
+    StartAll,
+    StopRequested,
+    TimerFired,
+)
+from relax_actor.supervision.failure import Ending, failure_text, own_ending
+from relax_actor.supervision.node import Node
+from relax_actor.supervision.spec import (
+    ChildSpec,
+    SpecError,
+    SupervisorSpec,
+    check,
+    ids,
+    validate,
+)
+from relax_actor.supervision.states import ChildState
+
+__all__ = [
+    "AddChild",
+    "CancelTimer",
+    "Cause",
+    "Command",
+    "Event",
+    "Exit",
+    "ExitKind",
+    "Finished",
+    "Gone",
+    "InitFailed",
+    "Kill",
+    "KillRequested",
+    "NodeStatus",
+    "Ready",
+    "RemoveChild",
+    "Report",
+    "ReportKind",
+    "SetTimer",
+    "Spawn",
+    "StartAll",
+    "Stop",
+    "StopRequested",
+    "TimerFired",
+    "TreePolicy",
+]
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a status display: an actor, or a supervisor and what is below it."""
+
+    name: str
+    state: ChildState
+    incarnation: int  # 0 before the first start
+    restarts: int  # starts after the first
+    last_exit: str  # how the last incarnation ended, if one did
+    is_supervisor: bool
+    children: tuple["NodeStatus", ...] = ()
+
+
+class TreePolicy:
+    """What a whole supervision tree does about each event.
+
+    Args:
+        spec: the root supervisor; its restart type is not used.
+        rng: the jitter of back-offs, and nothing else.
+
+    Raises:
+        SpecError: the tree cannot be run.
+    """
+
+    def __init__(self, spec: SupervisorSpec, rng: random.Random) -> None:
+        validate(spec)
+        self._desk = Desk(rng)
+        self._top = _Top()
+        self._root = Branch(spec, self._top, self._desk)
+        self._stop_reason = ""
+        self._is_finished = False
+
+    @property
+    def root_id(self) -> str:
+        """The id of the root supervisor."""
+        return self._root.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether `Finished` was sent; every later event is ignored."""
+        return self._is_finished
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Take in one event and decide.
+
+        Args:
+            event: a fact or a wish.
+            now: monotonic seconds; never less than before.
+
+        Returns:
+            What to do, in order.
+
+        Raises:
+            SpecError: an AddChild or RemoveChild that makes no sense; nothing is changed.
+        """
+        if self._is_finished:
+            return []
+        self._desk.now = now
+        self._dispatch(event)
+        self._desk.settle()
+        if self._top.ending is not None:
+            self._finish(self._top.ending)
+        return self._desk.take_commands()
+
+    def snapshot(self) -> NodeStatus:
+        """Return where every supervisor and actor is now."""
+        return _status(self._root)
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case StartAll():
+                self._start()
+            case Ready() | InitFailed() | Gone():
+                self._tell_leaf(event)
+            case TimerFired():
+                self._desk.fire(event.timer)
+            case StopRequested():
+                self._stop(event.reason)
+            case KillRequested():
+                self._kill(event.reason)
+            case AddChild():
+                self._add(event)
+            case RemoveChild():
+                self._remove(event.name)
+
+    def _start(self) -> None:
+        if self._root.incarnation == 0:
+            self._root.start()
+
+    def _tell_leaf(self, event: Ready | InitFailed | Gone) -> None:
+        leaf = next((leaf for leaf in self._root.leaves() if leaf.name == event.name), None)
+        if leaf is None or not leaf.is_alive or leaf.incarnation != event.incarnation:
+            self._report_stale(event)
+            return
+        match event:
+            case Ready():
+                leaf.ready()
+            case InitFailed():
+                leaf.init_failed(event.error)
+            case Gone():
+                leaf.gone(event.exit)
+
+    def _report_stale(self, event: Ready | InitFailed | Gone) -> None:
+        self._desk.report(
+            ReportKind.STALE_EVENT,
+            child=event.name,
+            incarnation=event.incarnation,
+            current=self._desk.incarnations.get(event.name, 0),
+            event=type(event).__name__,
+        )
+
+    def _stop(self, reason: str) -> None:
+        if self._root.is_closing:
+            return
+        self._stop_reason = reason
+        self._desk.report(ReportKind.SUPERVISOR_STOPPING, supervisor=self._root.name, reason=reason)
+        if self._root.is_alive:
+            self._root.stop()
+        else:  # nothing was started
+            self._top.ending = own_ending(self._root.name, 0, Exit(kind=ExitKind.STOPPED), self._desk.now)
+
+    def _kill(self, reason: str) -> None:
+        for leaf in reversed(list(self._root.leaves())):
+            if leaf.is_alive:
+                leaf.kill()
+        self._stop(reason)
+
+    def _add(self, event: AddChild) -> None:
+        supervisor = self._find_branch(event.supervisor)
+        check(event.spec, event.spec.id or "child", auto_shutdown=supervisor.spec.auto_shutdown)
+        _check_new(event.spec, self._taken(supervisor))
+        if supervisor.is_closing or not supervisor.is_alive:
+            reason = f"`{supervisor.name}` is {supervisor.state}"
+            self._desk.report(
+                ReportKind.CHILD_REFUSED, child=event.spec.id, supervisor=supervisor.name, reason=reason
+            )
+        else:
+            supervisor.add(event.spec)
+
+    def _remove(self, name: str) -> None:
+        for branch in self._root.branches():
+            nodes = branch.find(name)
+            if nodes:
+                if not branch.is_closing:  # else it goes anyway, when its turn comes
+                    branch.remove(nodes)
+                return
+        raise SpecError(name, "is no child of any supervisor, so it cannot be removed")
+
+    def _find_branch(self, name: str) -> Branch:
+        for branch in self._root.branches():
+            if branch.name == name:
+                return branch
+        raise SpecError(name, "is not a supervisor of this tree")
+
+    def _taken(self, target: Branch) -> set[str]:
+        """Return the ids in use, and those another supervisor would use again when it restarts."""
+        return {
+            each
+            for branch in self._root.branches()
+            for each in (branch.name, *branch.slot_ids(), *(() if branch is target else ids(branch.spec)))
+        }
+
+    def _finish(self, ending: Ending) -> None:
+        self._is_finished = True
+        match ending.exit.kind:
+            case ExitKind.STOPPED:
+                finished = Finished(outcome="ok", reason=self._stop_reason)
+            case ExitKind.NORMAL:
+                finished = Finished(outcome="ok", reason=ending.exit.detail)
+            case _:
+                finished = Finished(outcome="failed", reason=failure_text(ending), first_cause=ending.first)
+        self._desk.commands.append(finished)
+
+
+class _Top:
+    """The parent of the root: it restarts nobody and remembers how the root ended."""
+
+    is_closing = False
+
+    def __init__(self) -> None:
+        self.ending: Ending | None = None
+
+    def wake(self) -> None:
+        """Do nothing: nobody waits for the root to be ready."""
+
+    def child_down(self, child: Node, ending: Ending) -> None:  # noqa: ARG002 - there is one root
+        self.ending = ending
+
+
+def _check_new(spec: ChildSpec | SupervisorSpec, taken: set[str]) -> None:
+    names = ids(spec)
+    for each in names:
+        if each in taken or names.count(each) > 1:
+            raise SpecError(each, "names two children; an id is used once in a tree")
+
+
+def _status(node: Node) -> NodeStatus:
+    return NodeStatus(
+        name=node.name,
+        state=node.state,
+        incarnation=node.incarnation,
+        restarts=max(node.incarnation - 1, 0),
+        last_exit="" if node.last_exit is None else str(node.last_exit),
+        is_supervisor=isinstance(node, Branch),
+        children=tuple(map(_status, node.nodes)) if isinstance(node, Branch) else (),
+    )

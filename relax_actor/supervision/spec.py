@@ -1,0 +1,232 @@
+"""What a supervision tree is made of: plain data in Erlang's words, checked before anything starts.
+
+A child spec says how one actor (or `replicas` equal ones) is started, stopped and restarted; a supervisor
+spec says what its children owe one another. Source of the semantics: the Erlang/OTP `supervisor` manual.
+"""
+
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from relax_actor.errors import ConfigError
+
+_ID = re.compile(r"[a-z][a-z0-9_-]*")
+_ACTOR = re.compile(r".+:[A-Za-z_][\w.]*")
+_AUTO_SHUTDOWN = ("never", "any", "all")
+
+
+class SpecError(ConfigError):
+    """A supervision spec that cannot be run; `where` is the path of the bad field."""
+
+
+class RestartType(StrEnum):
+    """Whether a child that ended is started again."""
+
+    PERMANENT = "permanent"  # always
+    TRANSIENT = "transient"  # unless it ended normally or because it was told to
+    TEMPORARY = "temporary"  # never
+
+
+class Strategy(StrEnum):
+    """Who is restarted with a child that failed."""
+
+    ONE_FOR_ONE = "one_for_one"  # nobody else
+    ONE_FOR_ALL = "one_for_all"  # all children
+    REST_FOR_ONE = "rest_for_one"  # the children declared after it
+
+
+class Intensity(msgspec.Struct, frozen=True, kw_only=True):
+    """How many restarts a supervisor takes within a sliding window before it fails itself."""
+
+    restarts: int = 3
+    within_s: float = 600.0
+
+
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to wait before a restart: doubling from `base_s` to `cap_s`, less some jitter."""
+
+    base_s: float = 0.2
+    cap_s: float = 60.0
+    reset_after_s: float = 300.0
+    """A child that was ready for so long is restarted at once, and its failures count from 0 again."""
+    jitter_frac: float = 0.5
+    """The share of a delay that chance may take away, so that replicas do not restart in step."""
+
+    def delay(self, consecutive_failures: int, rng: random.Random) -> float:
+        """Return how long to wait before the next start.
+
+        Args:
+            consecutive_failures: failures in a row; 0 when it had been ready for `reset_after_s`.
+            rng: where the jitter comes from.
+
+        Returns:
+            Seconds: 0 without failures, else within [(1 - jitter_frac) * d, d] where
+            d = min(cap_s, base_s * 2 ** (consecutive_failures - 1)).
+        """
+        if consecutive_failures == 0:
+            return 0.0
+        doublings = min(consecutive_failures - 1, 64)  # beyond that every cap is reached, and floats overflow
+        longest_s = min(self.cap_s, self.base_s * 2.0**doublings)
+        return longest_s * (1.0 - self.jitter_frac * rng.random())
+
+
+class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How one actor, or `replicas` equal ones that start and stop together, is run."""
+
+    id: str
+    actor: type | str
+    """The actor class, or `module:Class` or `file.py:Class` where importing it here would cost too much."""
+    args: dict[str, Any] = {}
+    replicas: int = 1
+    always_indexed: bool = False
+    """Whether a single replica is named `id/0`; otherwise its name is the bare `id`."""
+    restart: RestartType = RestartType.PERMANENT
+    shutdown_s: float = 10.0
+    """How long it may take to stop before it is killed; 0 kills at once."""
+    start_timeout_s: float = 120.0
+    """How long it may take to be ready before it is killed and counts as failed."""
+    significant: bool = False
+    """Whether its end can end its supervisor (see `SupervisorSpec.auto_shutdown`)."""
+    devices: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    zygote: str = "default"
+    """Which preloaded process forks it."""
+    backoff: Backoff | None = None
+    """Overrides the supervisor's."""
+
+
+class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Children in the order they start, and what follows when one of them fails."""
+
+    id: str
+    children: tuple["ChildSpec | SupervisorSpec", ...] = ()
+    strategy: Strategy = Strategy.ONE_FOR_ONE
+    intensity: Intensity = Intensity()
+    backoff: Backoff = Backoff()
+    restart: RestartType = RestartType.PERMANENT
+    """As a child of its parent; the root is never restarted."""
+    significant: bool = False
+    """As a child of its parent."""
+    auto_shutdown: Literal["never", "any", "all"] = "never"
+    """End normally once any, or all, of the significant children have ended normally."""
+
+
+def actor_names(child: ChildSpec) -> tuple[str, ...]:
+    """Return the names of a child's replicas: `id/0`, `id/1`, …, or the bare `id` of a single one."""
+    if child.replicas == 1 and not child.always_indexed:
+        return (child.id,)
+    return tuple(f"{child.id}/{replica}" for replica in range(child.replicas))
+
+
+def children_names(spec: SupervisorSpec) -> tuple[str, ...]:
+    """Return the names of all actors below a supervisor, in the order they start."""
+    return tuple(_walk_names(spec))
+
+
+def ids(spec: ChildSpec | SupervisorSpec) -> tuple[str, ...]:
+    """Return the ids of a spec and of everything below it, top down."""
+    if isinstance(spec, ChildSpec):
+        return (spec.id,)
+    return (spec.id, *(below for child in spec.children for below in ids(child)))
+
+
+def validate(spec: SupervisorSpec) -> None:
+    """Check a whole tree.
+
+    Raises:
+        SpecError: the first bad field, named by its path from the root, such as `run.children[2].replicas`.
+    """
+    check(spec, spec.id or "root", auto_shutdown="never")
+    seen: set[str] = set()
+    for each in ids(spec):
+        if each in seen:
+            raise SpecError(each, "names two children; an id is used once in a tree")
+        seen.add(each)
+
+
+def check(spec: ChildSpec | SupervisorSpec, path: str, *, auto_shutdown: str) -> None:
+    """Check one spec and everything below it, duplicates apart.
+
+    Args:
+        spec: what is checked.
+        path: how the error names it.
+        auto_shutdown: its parent's; without one `significant` means nothing and is refused.
+
+    Raises:
+        SpecError: the first bad field.
+    """
+    _check_id(spec, path)
+    _check_significant(spec, path, auto_shutdown)
+    if isinstance(spec, ChildSpec):
+        _check_child(spec, path)
+    else:
+        _check_supervisor(spec, path)
+
+
+def _walk_names(spec: SupervisorSpec) -> Iterator[str]:
+    for child in spec.children:
+        yield from actor_names(child) if isinstance(child, ChildSpec) else _walk_names(child)
+
+
+def _check_id(spec: ChildSpec | SupervisorSpec, path: str) -> None:
+    if not _ID.fullmatch(spec.id):
+        raise SpecError(
+            f"{path}.id", f"is {spec.id!r}; it starts with a letter and has only a-z, 0-9, `_` and `-`"
+        )
+
+
+def _check_significant(spec: ChildSpec | SupervisorSpec, path: str, auto_shutdown: str) -> None:
+    if not spec.significant:
+        return
+    if spec.restart is RestartType.PERMANENT:
+        raise SpecError(
+            f"{path}.significant",
+            "contradicts restart `permanent`: what is always restarted never ends",
+            "use `transient`",
+        )
+    if auto_shutdown == "never":
+        raise SpecError(
+            f"{path}.significant",
+            "has no effect: its supervisor's auto_shutdown is `never`",
+            "use auto_shutdown `any` or `all`",
+        )
+
+
+def _check_child(spec: ChildSpec, path: str) -> None:
+    if isinstance(spec.actor, str) and not _ACTOR.fullmatch(spec.actor):
+        raise SpecError(f"{path}.actor", f"is {spec.actor!r}; write `module:Class` or `file.py:Class`")
+    if spec.replicas < 1:
+        raise SpecError(f"{path}.replicas", f"is {spec.replicas}; at least 1")
+    _check_seconds(f"{path}.shutdown_s", spec.shutdown_s, zero=True)
+    _check_seconds(f"{path}.start_timeout_s", spec.start_timeout_s, zero=False)
+    if spec.backoff is not None:
+        _check_backoff(spec.backoff, f"{path}.backoff")
+
+
+def _check_supervisor(spec: SupervisorSpec, path: str) -> None:
+    if spec.intensity.restarts < 0:
+        raise SpecError(f"{path}.intensity.restarts", f"is {spec.intensity.restarts}; at least 0")
+    _check_seconds(f"{path}.intensity.within_s", spec.intensity.within_s, zero=False)
+    _check_backoff(spec.backoff, f"{path}.backoff")
+    if spec.auto_shutdown not in _AUTO_SHUTDOWN:
+        raise SpecError(f"{path}.auto_shutdown", f"is {spec.auto_shutdown!r}; `never`, `any` or `all`")
+    for index, child in enumerate(spec.children):
+        check(child, f"{path}.children[{index}]", auto_shutdown=spec.auto_shutdown)
+
+
+def _check_backoff(backoff: Backoff, path: str) -> None:
+    _check_seconds(f"{path}.base_s", backoff.base_s, zero=True)
+    _check_seconds(f"{path}.cap_s", backoff.cap_s, zero=True)
+    _check_seconds(f"{path}.reset_after_s", backoff.reset_after_s, zero=True)
+    if not 0.0 <= backoff.jitter_frac <= 1.0:
+        raise SpecError(f"{path}.jitter_frac", f"is {backoff.jitter_frac}; between 0 and 1")
+
+
+def _check_seconds(path: str, seconds: float, *, zero: bool) -> None:
+    if not math.isfinite(seconds) or seconds < 0 or (seconds == 0 and not zero):
+        raise SpecError(path, f"is {seconds}; finite seconds, {'0 or more' if zero else 'more than 0'}")

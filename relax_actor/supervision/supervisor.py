@@ -1,0 +1,208 @@
+"""Embedding: `with Supervisor(spec) as tree:` in any Python program.
+
+The supervisor's thread watches the tree; the program's own threads call actors through refs. Leaving the
+block stops the tree in reverse order, each child within its deadline, and leaves nothing behind.
+"""
+
+import asyncio
+import logging
+import os
+import random
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from relax_actor.actor.base import Actor
+from relax_actor.actor.courier import Courier
+from relax_actor.actor.ref import Ref
+from relax_actor.actor.wire import NodeConfig
+from relax_actor.errors import StartFailed
+from relax_actor.ids import Holder
+from relax_actor.supervision import events
+from relax_actor.supervision.commands import Finished
+from relax_actor.supervision.host import make_socket_dir
+from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, validate
+from relax_actor.supervision.tree import TreeShell
+from relax_actor.telemetry import EventLog
+from transport.address import Address
+
+A = TypeVar("A", bound=Actor)
+log = logging.getLogger(__name__)
+
+DEFAULT_ZYGOTES: Mapping[str, Sequence[str]] = {"default": ()}
+
+
+class Supervisor:
+    """A supervision tree of OS processes, started and stopped with a `with` block.
+
+    Args:
+        spec: the root supervisor.
+        run_dir: where logs, crash reports and the event log go; a new temporary folder by default.
+        run_id: marks everything the run owns; eight random hex digits by default.
+        zygotes: for each name that a child spec's `zygote` uses, the modules it imports before it forks.
+        shm_root: where shared-memory segments live.
+
+    Raises:
+        SpecError: the spec cannot be run; nothing was started.
+    """
+
+    def __init__(
+        self,
+        spec: SupervisorSpec,
+        *,
+        run_dir: Path | None = None,
+        run_id: str = "",
+        zygotes: Mapping[str, Sequence[str]] = DEFAULT_ZYGOTES,
+        shm_root: str = "/dev/shm",  # noqa: S108 - that is where shared memory is
+    ) -> None:
+        validate(spec)
+        self.run_id = run_id or secrets.token_hex(4)
+        self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
+        self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
+        self._changed = threading.Condition()
+        self._courier: Courier
+        self._shell: TreeShell
+        self._open = False
+
+    # -- lifetime -------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        """Start the tree and return at once; `wait_ready` waits for it."""
+        for folder in ("logs", "crash"):
+            (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
+        socket_dir = make_socket_dir(self.run_id)
+        head = Address.ipc(socket_dir / "head")
+        config = NodeConfig(
+            run_id=self.run_id,
+            run_dir=str(self.run_dir),
+            socket_dir=str(socket_dir),
+            head=str(head),
+            head_pid=os.getpid(),
+            shm_root=self._shm_root,
+            zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
+            path=tuple(entry or str(Path.cwd()) for entry in sys.path),
+        )
+        policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
+        events_log = EventLog(self.run_dir / "events.jsonl", "head", 1)
+        self._shell = TreeShell(policy, config, events_log, self._notify)
+        self._courier = Courier(Holder("head", 1), self.run_id, head, on_record=self._shell.heard)
+        self._courier.start()
+        self._open = True
+        self._courier.run_soon(self._shell.start, self._courier)
+        return self
+
+    def wait_ready(self, timeout_s: float | None = None) -> None:
+        """Return once every child is ready.
+
+        Raises:
+            StartFailed: the tree ended before that, or the time is over; says who was late.
+        """
+        ready = self._wait(lambda: self._shell.is_ready or self._shell.finished is not None, timeout_s)
+        if self._shell.is_ready:
+            return
+        if ready and self._shell.finished is not None:
+            raise StartFailed(self._shell.finished.reason)
+        late = [child.name for child in self.status() if child.state != "ready"]
+        raise StartFailed(f"not ready after {timeout_s:g} s: {', '.join(late)}")
+
+    def wait(self, timeout_s: float | None = None) -> Finished | None:
+        """Return how the tree ended, or None if it still runs after `timeout_s`."""
+        self._wait(lambda: self._shell.finished is not None, timeout_s)
+        return self._shell.finished
+
+    def stop(self, reason: str = "stop requested") -> None:
+        """Ask the tree to stop in order; returns at once."""
+        self._courier.run_soon(self._shell.handle, events.StopRequested(reason=reason))
+
+    def kill(self, reason: str = "kill requested") -> None:
+        """Kill every actor at once; returns at once."""
+        self._courier.run_soon(self._shell.handle, events.KillRequested(reason=reason))
+
+    def close(self) -> None:
+        """Stop what runs, wait for it, and leave nothing behind: no process, socket or segment."""
+        if not self._open:
+            return
+        self._open = False
+        if self._shell.finished is None:
+            self.stop("its block was left")
+            self.wait()
+        done = threading.Event()
+        self._courier.run_soon(self._close_shell, done)
+        done.wait()
+        self._courier.stop()
+
+    def _close_shell(self, done: threading.Event) -> None:
+        try:
+            self._shell.close()
+        finally:
+            done.set()
+
+    def __enter__(self) -> Self:
+        """Start the tree and wait until it is ready."""
+        self.start()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the tree; an error of the block is raised after everything is gone."""
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        """Start the tree without blocking the event loop."""
+        return await asyncio.to_thread(self.__enter__)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the tree without blocking the event loop."""
+        await asyncio.to_thread(self.close)
+
+    # -- while it runs --------------------------------------------------------------------------
+
+    def ref(self, name: str, actor: type[A]) -> Ref[A]:
+        """Return a ref to an actor of the tree; it is logical and follows restarts."""
+        del actor  # only tells the type checker whose endpoints these are
+        return Ref(name, self._courier)
+
+    def add_child(self, supervisor: str, spec: ChildSpec | SupervisorSpec) -> None:
+        """Append a child to a running supervisor and start it; returns at once."""
+        self._courier.run_soon(self._shell.handle, events.AddChild(supervisor=supervisor, spec=spec))
+
+    def remove_child(self, name: str) -> None:
+        """Stop and forget an actor, all replicas of a child, or a supervisor; returns at once."""
+        self._courier.run_soon(self._shell.handle, events.RemoveChild(name=name))
+
+    def status(self) -> list[Any]:
+        """Return every actor's name, state, incarnation and restarts."""
+        return self._shell.status()
+
+    def pid(self, name: str) -> int | None:
+        """Return the pid of the incarnation that runs, if any."""
+        return self._shell.pid(name)
+
+    def _wait(self, condition: Any, timeout_s: float | None) -> bool:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not condition():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(min(left, 1.0) if left is not None else 1.0)
+        return True
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,268 @@
+"""The thin shell round `policy.TreePolicy`: facts in, commands out, in the courier's loop thread.
+
+It holds no opinion: the policy decides what is started, stopped and restarted; the node agent does it.
+What the shell adds is telling every actor who is up and who is gone, and writing the event log.
+"""
+
+import inspect
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from relax_actor.actor import wire
+from relax_actor.actor.courier import Courier
+from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
+from relax_actor.node.agent import IDENTITY
+from relax_actor.supervision import commands, events
+from relax_actor.supervision.host import LocalAgent, actor_address
+from relax_actor.supervision.policy import TreePolicy
+from relax_actor.telemetry import EventLog
+from transport import codec
+from transport.control import Frame
+
+log = logging.getLogger(__name__)
+
+
+class TreeShell:
+    """Carries out one tree's commands. Every method runs in the courier's loop thread.
+
+    Args:
+        policy: who decides.
+        config: what all processes of the run have in common.
+        events_log: where spawns, exits and the policy's reports go.
+        on_change: called after every command and report, to wake whoever waits for the tree.
+    """
+
+    def __init__(
+        self, policy: TreePolicy, config: NodeConfig, events_log: EventLog, on_change: Callable[[], None]
+    ) -> None:
+        self._policy, self._config, self._events, self._on_change = policy, config, events_log, on_change
+        self._courier: Courier
+        self._agent: LocalAgent
+        self._agent_ready = False
+        self._backlog: list[tuple[Record, list[Frame]]] = []
+        self._timers: dict[str, Any] = {}
+        self._listeners: set[bytes] = set()
+        self._up: dict[str, PeerUp] = {}
+        self._pids: dict[tuple[str, int], int] = {}
+        self._ready: set[tuple[str, int]] = set()
+        self._told_to_stop: set[tuple[str, int]] = set()
+        self.finished: commands.Finished | None = None
+        self.is_ready = False
+
+    def start(self, courier: Courier) -> None:
+        """Start the node agent and the tree."""
+        self._courier = courier
+        self._start_agent()
+        self.handle(events.StartAll())
+
+    def handle(self, event: events.Event) -> None:
+        """Give the policy a fact and carry out what it decides."""
+        for command in self._policy.handle(event, time.monotonic()):
+            self._carry_out(command)
+        self._on_change()
+
+    def close(self) -> None:
+        """End the node agent and everything on it."""
+        if hasattr(self, "_agent"):
+            self._courier.loop.remove_reader(self._agent.pidfd)
+            self._agent.end()
+
+    # -- the node agent -------------------------------------------------------------------------
+
+    def _start_agent(self) -> None:
+        self._agent_ready = False
+        self._agent = LocalAgent(self._config, Path(self._config.run_dir) / "logs" / "agent.log")
+        self._courier.loop.add_reader(self._agent.pidfd, self._agent_died)
+
+    def _agent_died(self) -> None:
+        """Start another; its actors died with it and are the policy's to restart."""
+        self._courier.loop.remove_reader(self._agent.pidfd)
+        self._agent.sweep()
+        self._events.emit("agent_died", actors=len(self._pids))
+        if not self._agent_ready:
+            detail = f"the node agent did not start; see {self._config.run_dir}/logs/agent.log"
+            self.finished = commands.Finished(outcome="failed", reason=detail)
+            self._on_change()
+            return
+        self._start_agent()
+        lost = events.Exit(kind=events.ExitKind.LEASE, detail="the node agent died")
+        for name, incarnation in list(self._pids):
+            self._gone(name, incarnation, lost)
+
+    def _say_agent(self, record: Record, frames: list[Frame]) -> None:
+        if self._agent_ready:
+            self._courier.say(IDENTITY, record, frames)
+        else:
+            self._backlog.append((record, frames))
+
+    # -- records heard --------------------------------------------------------------------------
+
+    def heard(self, peer: bytes, record: Record, _frames: list[Frame]) -> None:
+        """Take a record of the node agent or of an actor."""
+        match record:
+            case wire.AgentReady():
+                self._agent_ready = True
+                backlog, self._backlog = self._backlog, []
+                for waiting, frames in backlog:
+                    self._say_agent(waiting, frames)
+            case wire.Spawned():
+                self._spawned(record)
+            case wire.Exited():
+                self._exited(record)
+            case wire.Hello():
+                self._listeners.add(peer)
+                for up in self._up.values():
+                    self._courier.say(peer, up)
+            case wire.Ready():
+                self._actor_ready(record)
+            case _:
+                log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
+
+    def _spawned(self, record: wire.Spawned) -> None:
+        self._pids[record.name, record.incarnation] = record.pid
+        self._agent.started(record.pid)
+        self._events.emit(
+            "child_spawned",
+            child=record.name,
+            incarnation=record.incarnation,
+            pid=record.pid,
+            log=str(self._log_path(record.name, record.incarnation)),
+        )
+
+    def _actor_ready(self, record: wire.Ready) -> None:
+        key = record.name, record.incarnation
+        self._ready.add(key)
+        address = str(actor_address(self._config.socket_dir, *key))
+        up = PeerUp(name=record.name, incarnation=record.incarnation, address=address)
+        self._up[record.name] = up
+        self._courier.peer_up(up)
+        self._broadcast(up)
+        self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
+
+    def _exited(self, record: wire.Exited) -> None:
+        key = record.name, record.incarnation
+        if record.error and key not in self._ready:
+            error = _last_line(record.error)
+            self.handle(events.InitFailed(name=record.name, incarnation=record.incarnation, error=error))
+        self._gone(*key, self._classify(record))
+
+    def _classify(self, record: wire.Exited) -> events.Exit:
+        told = (record.name, record.incarnation) in self._told_to_stop
+        if record.code == 0:
+            return events.Exit(kind=events.ExitKind.STOPPED if told else events.ExitKind.NORMAL, code=0)
+        if record.signal is not None:
+            kind = events.ExitKind.STOPPED if told else events.ExitKind.SIGNAL
+            return events.Exit(kind=kind, signal=record.signal)
+        return events.Exit(kind=events.ExitKind.ERROR, code=record.code, detail=_last_line(record.error))
+
+    def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
+        pid = self._pids.pop((name, incarnation), 0)
+        self._agent.ended(pid)
+        self._listeners.discard(f"{name}#{incarnation}".encode())
+        gone = PeerGone(name=name, incarnation=incarnation, reason=str(how))
+        if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
+            del self._up[name]
+        self._courier.peer_gone(gone)
+        self._broadcast(gone)
+        self._events.emit(
+            "child_exited",
+            child=name,
+            incarnation=incarnation,
+            pid=pid,
+            reason=str(how),
+            line=self._death_line(name, incarnation, pid, how),
+        )
+        self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
+
+    def _death_line(self, name: str, incarnation: int, pid: int, how: events.Exit) -> str:
+        path = self._log_path(name, incarnation)
+        last = _last_line(path.read_text(errors="replace")) if path.exists() else ""
+        quoted = f'; last log: "{last}"' if last else ""
+        return f"{name} (incarnation {incarnation}, pid {pid}) died: {how}{quoted}; log: {path}"
+
+    def _broadcast(self, record: Record) -> None:
+        for listener in self._listeners:
+            self._courier.say(listener, record)
+
+    # -- commands -------------------------------------------------------------------------------
+
+    def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.Spawn():
+                self._spawn(command)
+            case commands.Stop():
+                self._stop(command)
+            case commands.Kill():
+                self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation), [])
+            case commands.SetTimer():
+                self._timers[command.timer] = self._courier.loop.call_later(
+                    command.delay_s, self._fire, command.timer
+                )
+            case commands.CancelTimer():
+                if (timer := self._timers.pop(command.timer, None)) is not None:
+                    timer.cancel()
+            case commands.Report():
+                self._report(command)
+            case commands.Finished():
+                self.finished = command
+
+    def _spawn(self, command: commands.Spawn) -> None:
+        name, incarnation = command.name, command.incarnation
+        crash = Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}.txt"
+        record = wire.Spawn(
+            name=name,
+            incarnation=incarnation,
+            target=target_of(command.spec.actor),
+            zygote=command.spec.zygote,
+            address=str(actor_address(self._config.socket_dir, name, incarnation)),
+            log=str(self._log_path(name, incarnation)),
+            crash=str(crash),
+            env=dict(command.spec.env),
+        )
+        self._say_agent(record, codec.pack(command.spec.args))
+
+    def _stop(self, command: commands.Stop) -> None:
+        key = command.name, command.incarnation
+        self._told_to_stop.add(key)
+        if key in self._ready:
+            peer = f"{command.name}#{command.incarnation}".encode()
+            self._courier.say(peer, wire.Stop(reason="its supervisor stops it"))
+        else:  # still in its constructor: it owns nothing yet that it could clean up
+            self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation), [])
+
+    def _fire(self, timer: str) -> None:
+        if self._timers.pop(timer, None) is not None:
+            self.handle(events.TimerFired(timer=timer))
+
+    def _report(self, report: commands.Report) -> None:
+        root_is_up = report.kind is commands.ReportKind.SUPERVISOR_READY
+        if root_is_up and report.fields.get("supervisor") == self._policy.root_id:
+            self.is_ready = True
+        self._events.emit(report.kind.value, **report.fields)
+
+    def _log_path(self, name: str, incarnation: int) -> Path:
+        return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
+
+
+def target_of(actor: type | str) -> str:
+    """Name an actor class so that another process finds it: `module:Class`, or `path.py:Class`.
+
+    Raises:
+        TypeError: a class made inside a function, which no other process can find.
+    """
+    if isinstance(actor, str):
+        return actor
+    if "<locals>" in actor.__qualname__:
+        raise TypeError(f"{actor.__qualname__} is defined inside a function; move it to its module")
+    if actor.__module__ in {"__main__", "__relax_main__"}:
+        return f"{Path(inspect.getfile(sys.modules[actor.__module__])).resolve()}:{actor.__qualname__}"
+    return f"{actor.__module__}:{actor.__qualname__}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.rstrip().splitlines()
+    return lines[-1][:400] if lines else ""
