@@ -14,17 +14,16 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from relax_actor.actor import failure
+from relax_actor.actor import failure, wire
 from relax_actor.actor.base import EndpointOptions
 from relax_actor.actor.convert import convert, signature_of
 from relax_actor.actor.ref import Reply
-from relax_actor.actor.wire import Call, Failed, PeerGone, PeerUp, Record, Result
-from relax_actor.actor import wire
+from relax_actor.actor.wire import AnyRecord, Call, Failed, PeerGone, PeerUp, Record, Result
 from relax_actor.errors import (
     ActorDied,
     ActorError,
@@ -37,11 +36,9 @@ from relax_actor.errors import (
 from relax_actor.ids import Holder
 from transport import codec
 from transport.address import Address
-from transport.control import Channel, Frame, Frames, Listener
+from transport.control import Channel, Frames, Listener
 from transport.errors import ChannelClosed, ChannelFull, CodecError, PeerUnreachable
 from transport.zmq_control import ZmqNetwork
-
-AnyRecord = wire.AgentRecord | wire.ActorRecord | wire.HeadRecord | wire.PeerRecord
 
 RETRY_FULL_S = 0.001
 """How soon a send that met a full channel is tried again."""
@@ -54,7 +51,7 @@ class Incoming(msgspec.Struct):
     """A call as it came in, not yet unpacked."""
 
     call: Call
-    frames: list[Frame]
+    frames: Frames
     peer: bytes
     expires: float  # monotonic seconds of this process
 
@@ -63,7 +60,7 @@ class _Pending(msgspec.Struct, weakref=True, eq=False):
     id: int
     name: str
     method: str
-    frames: list[Frame]
+    frames: Frames
     deadline: float
     timeout_s: float
     idempotent: bool
@@ -108,7 +105,7 @@ class Courier:
         *,
         head: Address | None = None,
         on_call: Callable[[Incoming], bool] = lambda _incoming: False,
-        on_record: Callable[[bytes, Record, list[Frame]], None] = lambda _peer, _record, _frames: None,
+        on_record: Callable[[bytes, Record, Frames], None] = lambda _peer, _record, _frames: None,
         on_reply: Callable[[], None] = lambda: None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
@@ -206,7 +203,7 @@ class Courier:
         peer = self._peers.get(name)
         return peer.incarnation if peer else None
 
-    def respond(self, incoming: Incoming, record: Record, frames: Sequence[Frame] = ()) -> None:
+    def respond(self, incoming: Incoming, record: Record, frames: Frames = ()) -> None:
         """Answer a call; any thread."""
         if incoming.call.wants_reply:
             self.run_soon(self.say, incoming.peer, record, frames)
@@ -215,7 +212,7 @@ class Courier:
         """Send a record to the head; any thread."""
         self.run_soon(self._send_head, record)
 
-    def say(self, peer: bytes, record: Record, frames: Sequence[Frame] = (), tries: int = 1000) -> None:
+    def say(self, peer: bytes, record: Record, frames: Frames = (), tries: int = 1000) -> None:
         """Send a record to whoever connected as `peer`; loop thread. A peer that is gone is not told."""
         try:
             self._listener.send(peer, [codec.encode(record), *frames])
@@ -313,7 +310,7 @@ class Courier:
 
     # -- what is heard --------------------------------------------------------------------------
 
-    def _heard(self, peer: bytes, frames: list[Frame]) -> None:
+    def _heard(self, peer: bytes, frames: Frames) -> None:
         record = self._decode(frames)
         if isinstance(record, Call):
             self._called(Incoming(record, frames[1:], peer, time.monotonic() + record.budget_s))
@@ -334,7 +331,7 @@ class Courier:
             self._count("full")
             self.respond(incoming, Failed(id=call.id, kind="full", message="its mailbox is full"))
 
-    def _heard_head(self, frames: list[Frame]) -> None:
+    def _heard_head(self, frames: Frames) -> None:
         record = self._decode(frames)
         if isinstance(record, PeerUp):
             self.peer_up(record)
@@ -376,7 +373,7 @@ class Courier:
             else:
                 self._end(pending, ActorDied(peer.name, incarnation, reason, Executed.MAYBE))
 
-    def _answered(self, peer: _Peer, frames: list[Frame]) -> None:
+    def _answered(self, peer: _Peer, frames: Frames) -> None:
         record = self._decode(frames)
         if not isinstance(record, Result | Failed):
             return
@@ -388,9 +385,9 @@ class Courier:
         else:
             self._end(pending, *_unpack_result(frames[1:], pending.returns))
 
-    def _decode(self, frames: list[Frame]) -> AnyRecord | None:
+    def _decode(self, frames: Frames) -> AnyRecord | None:
         try:
-            return codec.decode(AnyRecord, frames[0]) if frames else None  # type: ignore[arg-type]  # a union
+            return wire.decode(frames[0]) if frames else None
         except CodecError:
             self._count("malformed")
             return None
@@ -402,7 +399,7 @@ class Courier:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
-def _pack(value: Any) -> list[Frame]:
+def _pack(value: Any) -> Frames:
     try:
         return codec.pack(value)
     except CodecError as error:

@@ -70,7 +70,11 @@ class Ref(Generic[A]):
 
     @overload
     def ask(
-        self, method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs
+        self,
+        method: Callable[Concatenate[A, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> Reply[R]: ...
     @overload
     def ask(

@@ -6,6 +6,7 @@ endpoints and `step` have the thread to themselves.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -31,7 +32,7 @@ from relax_actor.ids import Holder
 from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.address import Address
-from transport.control import Frame
+from transport.control import Frames
 from transport.errors import CodecError
 
 MAILBOX_MESSAGES = 1024
@@ -39,7 +40,7 @@ MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
 
-def main(config: NodeConfig, spawn: Spawn, arguments: list[Frame]) -> int:
+def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     """Run one actor until it ends; return the process' exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -152,10 +153,8 @@ class _Process:
         if self._mailbox or self._gone or delay_s == 0:
             await asyncio.sleep(0)  # let tasks and signal handlers run
             return
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._awake.wait(), delay_s)
-        except TimeoutError:
-            pass
         self._wake_sent = False
         self._awake.clear()
 
@@ -238,7 +237,7 @@ class _Process:
         self.wake()
         return True
 
-    def _record(self, _peer: bytes, record: Record, _frames: list[Frame]) -> None:
+    def _record(self, _peer: bytes, record: Record, _frames: Frames) -> None:
         if isinstance(record, Stop):
             self._loop.call_soon_threadsafe(self._stop, record.reason)
         elif isinstance(record, PeerGone):

@@ -5,7 +5,12 @@ actor <-> actor: call, result, failed. The first frame of a message is one of th
 after it are a packed value (`transport.codec.pack`): the arguments of a call, or its result.
 """
 
+from typing import Any, cast
+
 import msgspec
+
+from transport import codec
+from transport.control import Frame
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +46,7 @@ class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
     address: str  # where the actor binds
     log: str
     crash: str  # where it writes why it died
-    env: dict[str, str] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    env: dict[str, str] = {}
 
 
 class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
@@ -138,14 +143,28 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     traceback: str = ""
 
 
-AgentRecord = AgentReady | Spawned | Exited
-"""What the head hears from a node agent."""
+AnyRecord = (
+    AgentReady
+    | Spawned
+    | Exited
+    | Hello
+    | Ready
+    | Spawn
+    | Kill
+    | Shutdown
+    | PeerUp
+    | PeerGone
+    | Stop
+    | Call
+    | Result
+    | Failed
+)
 
-ActorRecord = Hello | Ready
-"""What the head hears from an actor."""
 
-HeadRecord = Spawn | Kill | Shutdown | PeerUp | PeerGone | Stop
-"""What the head says."""
+def decode(frame: Frame) -> AnyRecord:
+    """Read the first frame of a message.
 
-PeerRecord = Call | Result | Failed
-"""What actors say to one another."""
+    Raises:
+        CodecError: it is none of these records.
+    """
+    return cast(AnyRecord, codec.decode(cast(Any, AnyRecord), frame))

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
+from relax_actor.actor import wire
 from relax_actor.actor.wire import (
     AgentReady,
     Exited,
-    HeadRecord,
     Kill,
     NodeConfig,
     Record,
@@ -31,11 +31,11 @@ from relax_actor.actor.wire import (
     Spawn,
     Spawned,
 )
-from relax_actor.node import process
+from relax_actor.node import process, zygote
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
 from transport import codec
 from transport.address import Address
-from transport.control import Frame
+from transport.control import Frames
 from transport.shm import ShmSpace
 from transport.zmq_control import ZmqNetwork
 
@@ -100,12 +100,12 @@ class Agent:
         self._zygotes = {
             name: _Zygote(self._config, modules) for name, modules in self._config.zygotes.items()
         }
-        return "\n".join(filter(None, (zygote.await_ready() for zygote in self._zygotes.values())))
+        return "\n".join(filter(None, (each.await_ready() for each in self._zygotes.values())))
 
     # -- commands -------------------------------------------------------------------------------
 
-    def _heard(self, frames: list[Frame]) -> None:
-        record = codec.decode(HeadRecord, frames[0])  # type: ignore[arg-type]  # a union
+    def _heard(self, frames: Frames) -> None:
+        record = wire.decode(frames[0])
         if isinstance(record, Spawn):
             self._spawn(record, frames[1:])
         elif isinstance(record, Kill):
@@ -113,7 +113,7 @@ class Agent:
         elif isinstance(record, Shutdown):
             self._ended.set()
 
-    def _spawn(self, spawn: Spawn, arguments: list[Frame]) -> None:
+    def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         pid, error = self._zygotes[spawn.zygote].fork(spawn, arguments)
         if error:
             self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
@@ -162,10 +162,10 @@ class Agent:
         for child in self._children.values():
             process.kill_group(child.pid)
         deadline = time.monotonic() + GROUP_DEADLINE_S
-        while self._children and time.monotonic() < deadline:
+        while self._children and time.monotonic() < deadline:  # noqa: ASYNC110 - emptied by _sweep's timers
             await asyncio.sleep(POLL_S)
-        for zygote in self._zygotes.values():
-            zygote.close()
+        for each in self._zygotes.values():
+            each.close()
         self._space.sweep()
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
@@ -180,7 +180,7 @@ class _Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "relax_actor.node.zygote", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", zygote.__name__, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env=_single_threaded_environment(),
@@ -193,7 +193,7 @@ class _Zygote:
         """Return what went wrong while it imported, or nothing."""
         return self._ask(lambda: msgspec.msgpack.decode(self._connection.recv_bytes(), type=str))
 
-    def fork(self, spawn: Spawn, arguments: list[Frame]) -> tuple[int, str]:
+    def fork(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
         """Fork an actor; return its pid and no error, or 0 and the error."""
         request = [msgspec.msgpack.encode(spawn), *map(bytes, arguments)]
         answer: tuple[int, str] = (0, "")

@@ -7,6 +7,7 @@ every interleaving, and there is no half-done plan to lose when another failure 
 """
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
@@ -17,6 +18,9 @@ from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.slot import Slot
 from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
 from relax_actor.supervision.states import ChildState, Trigger
+
+_Child: TypeAlias = "Leaf | Branch"
+_Slot: TypeAlias = Slot["Leaf | Branch"]
 
 
 class Branch(Node):
@@ -36,7 +40,7 @@ class Branch(Node):
         return is_over or self._parent.is_closing
 
     @property
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator["_Child"]:
         """The children in the order they start."""
         return (node for slot in self.slots for node in slot.nodes)
 
@@ -52,7 +56,7 @@ class Branch(Node):
         for node in self.nodes:
             if isinstance(node, Branch):
                 yield from node.leaves()
-            elif isinstance(node, Leaf):
+            else:
                 yield node
 
     def slot_ids(self) -> list[str]:
@@ -144,7 +148,7 @@ class Branch(Node):
             self._become_ready()
             self._desk.report(ReportKind.SUPERVISOR_READY, supervisor=self.name)
 
-    def _start_slot(self, slot: Slot) -> None:
+    def _start_slot(self, slot: _Slot) -> None:
         for node in slot.nodes:
             if node.state is ChildState.DOWN:
                 node.start()
@@ -154,7 +158,7 @@ class Branch(Node):
         if child.is_leaving or child.restart is RestartType.TEMPORARY:
             self._forget(child)
 
-    def _refuse(self, slot: Slot, child: Node, ending: Ending) -> None:
+    def _refuse(self, slot: _Slot, child: Node, ending: Ending) -> None:
         reason = f"`{child.name}` did not start: {ending.exit}"
         self._desk.report(ReportKind.CHILD_REFUSED, child=slot.id, supervisor=self.name, reason=reason)
         self.remove(list(slot.nodes))
@@ -183,7 +187,7 @@ class Branch(Node):
                 slots = []
             case Strategy.ONE_FOR_ALL:
                 slots = self.slots
-            case Strategy.REST_FOR_ONE:  # replicas start together: none of them comes after another
+            case _:  # rest_for_one; replicas start together: none of them comes after another
                 slots = self.slots[self.slots.index(self._slot_of(failed)) + 1 :]
         together = [node for slot in slots for node in slot.nodes if node is not failed]
         for node in together:
@@ -236,20 +240,20 @@ class Branch(Node):
     def _own_ending(self, exit_: Exit) -> Ending:
         return own_ending(self.name, self.incarnation, exit_, self._desk.now)
 
-    def _slot_of(self, child: Node) -> Slot:
+    def _slot_of(self, child: Node) -> _Slot:
         return next(slot for slot in self.slots if child in slot.nodes)
 
     def _forget(self, child: Node) -> None:
         slot = self._slot_of(child)
-        slot.nodes.remove(child)
+        slot.nodes = [node for node in slot.nodes if node is not child]
         if not slot.nodes:
             self.slots.remove(slot)
 
-    def _build(self) -> list[Slot]:
+    def _build(self) -> list[_Slot]:
         return [self._make_slot(child, is_joining=False) for child in self.spec.children]
 
-    def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> Slot:
-        nodes: list[Node]
+    def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> _Slot:
+        nodes: list[_Child]
         if isinstance(spec, SupervisorSpec):
             nodes = [Branch(spec, self, self._desk)]
         else:

