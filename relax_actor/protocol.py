@@ -47,7 +47,8 @@ class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
     origin: str  # file:line of the row
     purpose: Purpose = Purpose.TRAIN
     eval_set: str = ""
-    extra: dict[str, object] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    extra: dict[str, object] = {}
+    eval_round: int = -1  # the step after which it is evaluated
 
 
 class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ class RewardTask(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     origin: str
     finish_reason: FinishReason
-    extra: dict[str, object] = {}  # noqa: RUF012 - msgspec copies mutable defaults
+    extra: dict[str, object] = {}
 
 
 class RewardReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,3 +140,25 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     def balances(self) -> bool:
         """Whether no sample is lost or counted twice."""
         return self.submitted == self.trained + self.dropped + self.running + self.queued
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to prompts: put these positions of the prompt stream, and these rounds of evaluation prompts."""
+
+    groups: tuple[GroupId, ...] = ()
+    eval_rounds: tuple[int, ...] = ()
+
+
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to rollout: what to sample, and which version must be installed before more is leased."""
+
+    prompts: tuple[PromptLease, ...] = ()
+    policy_version: PolicyVersion | None = None  # the newest published one
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """Trainer to queue, first of all: go on from here; whatever is not in `trained` is sampled anew."""
+
+    step: int  # steps done
+    policy_version: PolicyVersion  # published already, higher than any before
+    trained: str = ""  # JSON of the queue's own record out of the checkpoint; empty at step 0

@@ -157,10 +157,13 @@ def _torch_view(descriptor: Descriptor, view: memoryview) -> Any:
         raise ValueError(f"tensors of dtype {descriptor.dtype!r} do not travel")
     _check_size(descriptor, item_bytes, view)
     torch = importlib.import_module("torch")
+    dtype = getattr(torch, descriptor.dtype)
+    if not descriptor.items:
+        return torch.empty(descriptor.shape, dtype=dtype)
     raw = np.frombuffer(view, np.uint8)
     if view.readonly or raw.ctypes.data % item_bytes:
         raw = raw.copy()
-    return torch.from_numpy(raw).view(getattr(torch, descriptor.dtype)).reshape(descriptor.shape)
+    return torch.from_numpy(raw).view(dtype).reshape(descriptor.shape)
 
 
 def _check_size(descriptor: Descriptor, item_bytes: int, view: memoryview) -> None:

@@ -17,8 +17,8 @@ allocation that the number of bytes received does not justify.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Any, Final, TypeVar, cast
 
 import msgpack
 import msgpack.fallback
@@ -40,7 +40,7 @@ _NOT_MESSAGEPACK: Final = (
     MemoryError,
     msgpack.UnpackException,
 )
-_NOT_PLAIN: Final = (ValueError, TypeError, OverflowError, RecursionError)
+_NOT_PLAIN: Final = (ValueError, TypeError, OverflowError, RecursionError, BufferError)
 _DEEPEST_PATH: Final = 64
 
 _record_encoder: Final = msgspec.msgpack.Encoder()
@@ -71,7 +71,7 @@ def decode(type_: type[R], data: Frame) -> R:
         CodecError: names the type, what was expected, what was found and where.
     """
     try:
-        record: R = _decoder(type_).decode(data)
+        record: R = _decoder(cast(Hashable, type_)).decode(data)
     except (msgspec.DecodeError, RecursionError, MemoryError) as error:
         if "UTF-8" in str(error):
             return _decode_surrogates(type_, data)

@@ -1,0 +1,1 @@
+"""Inference engines: what samples. `base` is the contract, `scripted` its verified fake."""

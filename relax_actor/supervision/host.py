@@ -1,5 +1,6 @@
 """The head's end of a node agent: starts it on this host, holds its lease, knows when it is gone."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -64,11 +65,11 @@ class LocalAgent:
         self._sweep_after.clear()
         self._process.wait()
         os.close(self.pidfd)
+        self._end_lease()
 
     def end(self) -> None:
         """End the lease, wait until everything is gone, and sweep what only a crash would leave."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._end_lease()
         try:
             self._process.wait(AGENT_END_S)
         except subprocess.TimeoutExpired:
@@ -76,6 +77,11 @@ class LocalAgent:
         self.sweep()
         ShmSpace(self._config.run_id, self._config.shm_root).sweep()
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)
+
+    def _end_lease(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - opened as a pipe above
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None  # noqa: S101 - opened as a pipe above

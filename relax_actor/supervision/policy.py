@@ -212,7 +212,7 @@ class TreePolicy:
         check(event.spec, event.spec.id or "child", auto_shutdown=supervisor.spec.auto_shutdown)
         _check_new(event.spec, self._taken(supervisor))
         if supervisor.is_closing or not supervisor.is_alive:
-            reason = f"`{supervisor.name}` is {supervisor.state}"
+            reason = f"`{supervisor.name}` is {'stopping' if supervisor.is_closing else supervisor.state}"
             self._desk.report(
                 ReportKind.CHILD_REFUSED, child=event.spec.id, supervisor=supervisor.name, reason=reason
             )

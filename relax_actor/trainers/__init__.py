@@ -1,0 +1,1 @@
+"""Training backends, and the checkpoints they write into."""

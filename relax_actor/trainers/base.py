@@ -19,6 +19,10 @@ class TrainSequence(msgspec.Struct, kw_only=True):
     response: npt.NDArray[np.int32]  # [n], the stop token included; every one is trained on
     rollout_logprobs: npt.NDArray[np.float32]  # [n], as sampled
     advantage: float  # finite
+    old_logprobs: npt.NDArray[np.float32] | None = None
+    """[n], the trainer's own at the start of the step; None: those of the weights at hand."""
+    has_signal: bool | None = None
+    """Whether the rewards of its group differ; None: whether `advantage` is not 0."""
 
 
 class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):

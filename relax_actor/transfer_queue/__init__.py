@@ -1,0 +1,1 @@
+"""The TransferQueue: prompts, samples and rewards, from who has them to who needs them."""

@@ -1,0 +1,232 @@
+"""What is wrong with a run, found before any process starts; all of it, not only the first.
+
+`check_config` asks whether the request makes sense and names what exists; `check_machine` whether this
+machine can serve it now. Each problem names its option and, where a file says it, file:line.
+"""
+
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from launcher.estimate import Estimate
+from launcher.fields import SECTIONS
+from launcher.modelfolder import TOKENIZER_FILES, model_config, weight_files
+from launcher.modules import why_not_importable
+from launcher.ranges import RANGES
+from relax_actor.config import Config
+from relax_actor.data.dataset import load_dataset
+from relax_actor.errors import ConfigError, DatasetError
+from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
+
+Where = Callable[[str], str]
+"""Turns `section.key` into what an error calls it; `Settings.where`, or `str` for the option alone."""
+
+SHOWN_ROWS = 10
+"""Bad rows of one file that are reported one by one."""
+
+
+def check_config(config: Config, where: Where = str) -> list[ConfigError]:
+    """Return what is wrong with a configuration and the files it names.
+
+    Args:
+        config: as `settings.read` returns it, paths absolute.
+        where: what errors call an option.
+    """
+    ranges = list(_ranges(config, where))
+    if ranges:  # divisibility of nonsense is more nonsense
+        return ranges + list(_files(config, where))
+    return [*_batches(config, where), *_combinations(config, where), *_files(config, where)]
+
+
+def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where = str) -> list[ConfigError]:
+    """Return what this machine lacks for a run.
+
+    Args:
+        config: checked by `check_config`.
+        folder: the run folder, which need not exist.
+        estimate: what the run needs.
+        where: what errors call an option.
+    """
+    problems = [_shared_memory(config, estimate, where), _socket_folder(), _writable(folder, where)]
+    return [problem for problem in problems if problem]
+
+
+def _ranges(config: Config, where: Where) -> Iterator[ConfigError]:
+    for section, fields in SECTIONS.items():
+        for key in fields:
+            option, value = f"{section}.{key}", getattr(getattr(config, section), key)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield ConfigError(where(option), f"must be finite, got {value}")
+            elif type(value) is int and abs(value) >= 2**31:
+                yield ConfigError(where(option), f"must be below 2147483648, got {value}")
+            elif option in RANGES and not RANGES[option].holds(value):
+                yield ConfigError(where(option), f"must be {RANGES[option].words}, got {value}")
+    for pattern in config.train.frozen:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield ConfigError(where("train.frozen"), f"has {pattern!r}, not a regular expression: {error}")
+
+
+def _batches(config: Config, where: Where) -> Iterator[ConfigError]:
+    samples, batch = config.rollout.samples_per_prompt, config.train.global_batch_size
+    updates, micro = config.train.updates_per_batch, config.train.micro_batch_size
+    if batch % samples:
+        fact = f"is {batch}, not a multiple of rollout.samples_per_prompt, which is {samples}"
+        below = batch - batch % samples
+        near = [str(size) for size in (below, below + samples) if size]
+        hint = f"use {' or '.join(near)}, or samples_per_prompt {_or(_divisors_near(batch, samples))}"
+        yield ConfigError(where("train.global_batch_size"), fact, hint)
+    if batch % updates:
+        fact = f"is {updates}, which does not divide train.global_batch_size, which is {batch}"
+        yield ConfigError(
+            where("train.updates_per_batch"), fact, f"use {_or(_divisors_near(batch, updates))}"
+        )
+    elif micro > batch // updates:
+        fact = f"is {micro}, more than the {batch // updates} samples of one update"
+        hint = f"use {_or(_divisors_near(batch // updates, micro))}; any smaller size works"
+        yield ConfigError(where("train.micro_batch_size"), fact, hint)
+
+
+def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
+    samples, valid = config.rollout.samples_per_prompt, config.queue.min_valid_samples
+    if valid > samples:
+        fact = f"is {valid}, but a group has only {samples} samples (rollout.samples_per_prompt)"
+        yield ConfigError(where("queue.min_valid_samples"), fact, f"use 1 to {samples}")
+    if config.train.warmup_steps > config.run.steps:
+        fact = f"is {config.train.warmup_steps}, more than run.steps, which is {config.run.steps}"
+        yield ConfigError(where("train.warmup_steps"), fact)
+    if config.eval.every and not config.eval.path:
+        yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
+
+
+def _files(config: Config, where: Where) -> Iterator[ConfigError]:
+    yield from _model(Path(config.model.path), config.run.resume, where)
+    yield from _texts(config, where)
+    yield from _rows(config, config.data.path, "data.path", where)
+    if config.eval.path:
+        yield from _rows(config, config.eval.path, "eval.path", where)
+    if why := why_not_importable(config.reward.function, config.run.user_path):
+        yield ConfigError(where("reward.function"), *why)
+
+
+def _model(folder: Path, resume: str, where: Where) -> Iterator[ConfigError]:
+    option = where("model.path")
+    if not folder.is_dir():
+        yield ConfigError(
+            option, f"is no folder: {folder}", "give a Hugging Face model folder on this machine"
+        )
+        return
+    try:
+        model_config(folder)
+        if resume in {"none", "auto"}:
+            weight_files(folder)
+    except ValueError as error:
+        yield ConfigError(option, f"is not a whole model, {folder}: {error}")
+    if not any((folder / name).exists() for name in TOKENIZER_FILES):
+        yield ConfigError(option, f"has no tokenizer, {folder}: none of {', '.join(TOKENIZER_FILES)}")
+
+
+def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
+    if config.data.prefix_path:
+        try:
+            Path(config.data.prefix_path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
+    if config.run.resume not in {"none", "auto"}:
+        yield from _checkpoint(Path(config.run.resume), where)
+    if config.run.user_path and not Path(config.run.user_path).is_dir():
+        yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")
+
+
+def _checkpoint(path: Path, where: Where) -> Iterator[ConfigError]:
+    try:
+        CheckpointStore(path.parent).open(path)
+    except CheckpointError as error:
+        yield ConfigError(
+            where("run.resume"), f"is no whole checkpoint: {error}", "`auto` finds the newest one"
+        )
+
+
+def _rows(config: Config, path: str, option: str, where: Where) -> Iterator[ConfigError]:
+    """Read every row; report the bad ones one by one, and those beyond `SHOWN_ROWS` as a number."""
+    lenient = msgspec.structs.replace(config.data, on_bad_row="skip")
+    try:
+        skipped = load_dataset(lenient, path=path).skipped
+    except DatasetError as error:
+        yield ConfigError(where(option), f"cannot be used: {error}")
+        return
+    if config.data.on_bad_row == "error":
+        yield from (_row_problem(reason) for reason in skipped[:SHOWN_ROWS])
+        if len(skipped) > SHOWN_ROWS:
+            fact = f"has {len(skipped) - SHOWN_ROWS} more bad rows"
+            yield ConfigError(path, fact, "data.on_bad_row=skip leaves bad rows out")
+
+
+def _row_problem(reason: str) -> ConfigError:
+    text, _, hint = reason.partition("\n\nhint: ")
+    place, _, fact = text.removeprefix("`").partition("` ")
+    return ConfigError(place, fact, hint)
+
+
+def _shared_memory(config: Config, estimate: Estimate, where: Where) -> ConfigError | None:
+    """Compare what queue and policy versions need with what their file systems have free."""
+    queue_root = Path(config.queue.storage_path)
+    try:
+        queue_free, shm_free = _free_bytes(queue_root), _free_bytes(Path("/dev/shm"))  # noqa: S108 - tmpfs
+        together = queue_root.stat().st_dev == Path("/dev/shm").stat().st_dev  # noqa: S108 - tmpfs
+    except OSError as error:
+        return ConfigError(where("queue.storage_path"), f"cannot be used: {error.strerror}: {error.filename}")
+    need = estimate.queue_bytes + (estimate.policy_bytes if together else 0)
+    if need > queue_free:
+        fact = f"has {_gib(queue_free)} free, but the run needs {_gib(need)}"
+        hint = f"lower queue.max_size_gb (now {config.queue.max_size_gb:g}), or make the file system larger"
+        return ConfigError(f"{where('queue.storage_path')} = {queue_root}", fact, hint)
+    if not together and estimate.policy_bytes > shm_free:
+        fact = f"has {_gib(shm_free)} free, but policy versions need {_gib(estimate.policy_bytes)}"
+        return ConfigError("/dev/shm", fact, "make it larger, in docker with --shm-size")  # noqa: S108 - tmpfs
+    return None
+
+
+def _free_bytes(path: Path) -> int:
+    stat = os.statvfs(path)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _socket_folder() -> ConfigError | None:
+    """Ask for the folder that `relax_actor.supervision.host` puts control sockets under."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        return ConfigError("TMPDIR", f"cannot hold control sockets: {error.strerror}", "set TMPDIR")
+    return None
+
+
+def _writable(folder: Path, where: Where) -> ConfigError | None:
+    parent = folder
+    while not parent.exists():
+        parent = parent.parent
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return None
+    return ConfigError(where("run.dir"), f"cannot be written: {parent}", "set --run-dir")
+
+
+def _divisors_near(number: int, wish: int) -> list[int]:
+    """Return the divisors of `number` next below and above `wish`."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    divisors = sorted({*small, *(number // divisor for divisor in small)})
+    below = [divisor for divisor in divisors if divisor <= wish][-1:]
+    return below + [divisor for divisor in divisors if divisor > wish][:1]
+
+
+def _or(values: Iterable[int]) -> str:
+    return " or ".join(map(str, values))
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.2f} GiB"

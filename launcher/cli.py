@@ -1,0 +1,256 @@
+"""The command line, `relax-actor`.
+
+Parsing and words only: each command imports its work when it is called, so that `--help` is quick.
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from launcher.errors import ExitCode, RefusedError, RunFolderError, report
+from launcher.fields import nearest
+from relax_actor.errors import RelaxError
+
+CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 80,
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and exit.
+
+    Args:
+        arguments: without the program's name; those of the process if None.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        _never_raise_on_text(stream)
+    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+
+
+def _never_raise_on_text(stream: Any) -> None:
+    """Let a terminal without UTF-8 show escapes instead of ending the run."""
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
+
+
+def _exit_code(arguments: Sequence[str]) -> int:
+    try:
+        result = command_line.main(list(arguments), prog_name="relax-actor", standalone_mode=False)
+    except click.ClickException as error:
+        return _complain(_usage(error), ExitCode.CONFIG)
+    except click.Abort:
+        return 128 + signal.SIGINT
+    except RelaxError as error:
+        return _complain(report(error), _refusal_code(error))
+    return int(result or 0)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(text + "\n")
+    return code
+
+
+def _refusal_code(error: RelaxError) -> int:
+    if isinstance(error, RefusedError):
+        return error.exit_code
+    return ExitCode.CONFIG if isinstance(error, RunFolderError) else ExitCode.RUN_FAILED
+
+
+def _usage(error: click.ClickException) -> str:
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    fact, _, meant = error.format_message().rstrip(".").partition(". Did you mean ")
+    if isinstance(error, click.NoSuchOption):
+        fact = f"`{error.option_name}` is not an option"
+        close = nearest(error.option_name, error.possibilities or ())
+        meant = f"{close}?" if close else ""
+    hint = f"did you mean {meant}" if meant else f"{_path(context)} --help shows what there is"
+    return f"error: {fact[:1].lower() + fact[1:]}\n\nhint: {hint}"
+
+
+def _path(context: click.Context | None) -> str:
+    return context.command_path if context else "relax-actor"
+
+
+@click.group(
+    context_settings=CONTEXT,
+    help="""Train a language model with RL in supervised OS processes, without Ray.
+
+    \b
+      relax-actor launch run.toml
+      relax-actor launch --model m --dataset d.jsonl train.learning_rate=2e-6
+      relax-actor status runs/run-20260101-120000 --follow
+    """,
+)
+@click.version_option(package_name="relax-actor", prog_name="relax-actor")
+def command_line() -> None:
+    """See the help above; a docstring would be shown instead of it."""
+
+
+_MODES = "async_on_policy or async_off_policy  [async_off_policy]"
+
+
+def _launch_options(command: Any) -> Any:
+    options = [
+        click.argument("arguments", nargs=-1, metavar="[CONFIG.toml] [SECTION.KEY=VALUE]..."),
+        click.option("--mode", metavar="MODE", help=_MODES),
+        click.option("--model", metavar="PATH", help="Hugging Face model folder to train."),
+        click.option("--dataset", metavar="PATH", help="Prompts, JSONL."),
+        click.option("--steps", metavar="N", help="Optimizer steps.  [100]"),
+        click.option("--global-batch-size", metavar="N", help="Samples a step.  [128]"),
+        click.option("--micro-batch-size", metavar="N", help="Samples forward and backward at once.  [32]"),
+        click.option("--run-dir", metavar="PATH", help="Run folder.  [runs/{name}-{time}]"),
+        click.option("--resume", metavar="WHAT", help="none, auto (newest checkpoint) or a path.  [none]"),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@command_line.command(
+    "launch",
+    help="""Run a training job on this machine until it is done.
+
+    \b
+      relax-actor launch run.toml rollout.replicas=4 --steps 50
+      relax-actor launch run.toml --run-dir runs/mine --resume auto
+
+    Settings come from CONFIG.toml, then SECTION.KEY=VALUE, then options; what
+    comes later wins. Paths in the file are relative to the file. Ctrl-C lets
+    the step end and writes a checkpoint; a second one kills.
+    """,
+    epilog="""\b
+    Exit status: 0 done, 1 the run failed, 2 the configuration is wrong,
+    3 this machine cannot run it, 130 after Ctrl-C, 143 after SIGTERM.
+    """,
+)
+@_launch_options
+@click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
+@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard files.")
+@click.option("--live/--plain", default=None, help="Redraw in place, or a line an event.  [by terminal]")
+def _launch(
+    arguments: tuple[str, ...],
+    *,
+    dry_run: bool,
+    tensorboard: bool,
+    live: bool | None,
+    **flags: str | None,
+) -> int:
+    from launcher.launch import Request, launch  # noqa: PLC0415 - see the module's docstring
+
+    config_path, overrides = _split(arguments)
+    request = Request(
+        config_path=config_path,
+        overrides=overrides,
+        flags=_named(flags),
+        dry_run=dry_run,
+        tensorboard=tensorboard,
+        live=live,
+    )
+    return launch(request, sys.stdout)
+
+
+@command_line.command(
+    "plan",
+    help="""Check a job and print what a launch would start and need.
+
+    \b
+      relax-actor plan run.toml train.global_batch_size=64
+
+    Starts nothing and imports no torch. With --run-dir, plan.json and
+    resolved.toml are written there.
+    """,
+    epilog="Exit status: 0 it can be launched, 2 the configuration is wrong.",
+)
+@_launch_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
+def _plan(arguments: tuple[str, ...], *, as_json: bool, **flags: str | None) -> int:
+    from launcher.launch import Request, launch  # noqa: PLC0415 - see the module's docstring
+
+    config_path, overrides = _split(arguments)
+    request = Request(
+        config_path=config_path, overrides=overrides, flags=_named(flags), dry_run=True, as_json=as_json
+    )
+    return launch(request, sys.stdout)
+
+
+@command_line.command(
+    "status",
+    help="""Show where a run stands: its actors, its loop, its latest events.
+
+    \b
+      relax-actor status runs/mine --follow
+    """,
+    epilog="Exit status: 0; 2 if RUN is not a run folder.",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def _status(run: Path, *, follow: bool, as_json: bool) -> None:
+    from launcher.observe import follow_status, status  # noqa: PLC0415 - see the module's docstring
+    from launcher.runfolder import RunFolder  # noqa: PLC0415
+
+    folder = RunFolder.open(run)
+    if follow:
+        follow_status(folder, sys.stdout)
+    else:
+        status(folder, sys.stdout, as_json=as_json)
+
+
+@command_line.command(
+    "logs",
+    help="""Print what actors wrote, each line with its actor before it.
+
+    \b
+      relax-actor logs runs/mine rollout/0 -f
+
+    ACTOR is a name such as rollout/0, or a role for all its replicas.
+    """,
+    epilog="Exit status: 0; 2 if RUN is not a run folder or ACTOR has no log.",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("actor", default="")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("-n", "last", default=20, show_default=True, type=click.IntRange(0), help="Lines of each log.")
+def _logs(run: Path, actor: str, *, follow: bool, last: int) -> None:
+    from launcher.observe import logs  # noqa: PLC0415 - see the module's docstring
+    from launcher.runfolder import RunFolder  # noqa: PLC0415
+
+    logs(RunFolder.open(run), sys.stdout, actor=actor, last=last, follow=follow)
+
+
+@command_line.command(
+    "stop",
+    help="""Stop a run and wait until it has stopped.
+
+    \b
+      relax-actor stop runs/mine
+
+    The step at hand ends and a checkpoint is written, as after Ctrl-C.
+    """,
+    epilog="Exit status: 0 nothing runs any more, 1 it still runs, 2 if RUN is not a run\nfolder.",
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--kill", is_flag=True, help="Kill everything now.")
+@click.option("--timeout", "timeout_s", type=float, help="Give up waiting after this many seconds.")
+def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
+    from launcher.observe import stop  # noqa: PLC0415 - see the module's docstring
+    from launcher.runfolder import RunFolder  # noqa: PLC0415
+
+    return stop(RunFolder.open(run), sys.stdout, kill=kill, timeout_s=timeout_s)
+
+
+def _split(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
+    """Tell the configuration file, which comes first, from the overrides."""
+    if arguments and ("=" not in arguments[0] or arguments[0].endswith(".toml")):
+        return Path(arguments[0]), arguments[1:]
+    return None, arguments
+
+
+def _named(flags: dict[str, str | None]) -> dict[str, str | None]:
+    return {f"--{name.replace('_', '-')}": value for name, value in flags.items()}

@@ -1,0 +1,250 @@
+"""`relax-actor launch`: read, check, plan, lock the run folder, run, report.
+
+The tree itself is `relax_actor.app`'s work; it runs in this process' main thread, which between its ticks
+draws the display and derives the metrics. Signals only set a flag there: the first INT, TERM or HUP asks the
+run to stop, the second has everything killed.
+"""
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Protocol, TextIO
+
+import msgspec
+
+from launcher.checks import check_config, check_machine
+from launcher.console import Display
+from launcher.errors import ExitCode, RefusedError, report
+from launcher.metrics import MetricsWriter
+from launcher.plan import Plan, make_plan, plan_json, render, write_plan
+from launcher.report import summary, write_reports
+from launcher.runfolder import RunFolder, expand
+from launcher.settings import Settings, read
+from relax_actor.config import Config
+from relax_actor.data.dataset import load_dataset
+from relax_actor.errors import ConfigError
+from relax_actor.trainers.checkpoint import CheckpointStore
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for."""
+
+    config_path: Path | None = None
+    overrides: tuple[str, ...] = ()
+    flags: dict[str, str | None] = {}
+    dry_run: bool = False
+    as_json: bool = False  # the plan, in a dry run
+    tensorboard: bool = False
+    live: bool | None = None  # None: where the output is a terminal
+
+
+class Control(Protocol):
+    """How a run is told to end; `relax_actor.app.RunControl`."""
+
+    def stop(self, reason: str) -> None:
+        """End the step at hand, write a checkpoint, stop everything."""
+        ...
+
+    def kill(self, reason: str) -> None:
+        """Kill everything now."""
+        ...
+
+
+class Ended(Protocol):
+    """How a run ended; `relax_actor.app.Outcome`."""
+
+    @property
+    def exit_code(self) -> int:
+        """0 where it is done."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why, naming the actor where one failed."""
+        ...
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a runner gets."""
+
+    config: Config
+    folder: RunFolder
+    run_id: str
+    resume: Path | None
+    on_tick: Callable[[], None]
+
+
+Runner = Callable[[Job, Callable[[Control], None]], Ended]
+"""Runs a job to its end; first hands its control over, so that signals reach it."""
+
+
+def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
+    """Carry out a launch.
+
+    Args:
+        request: of the command line.
+        out: where the display, the plan and the summary go.
+        runner: what runs the actors; `relax_actor.app` if None.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        RefusedError: nothing was started; exit code 2 or 3.
+        RunFolderError: the folder is in use or cannot be made.
+    """
+    settings, plan = _prepared(request)
+    path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())
+    lacking = check_machine(settings.config, path, plan.estimate, settings.where)
+    if request.dry_run:
+        return _dry_run(request, settings.config, plan, lacking, out)
+    if lacking:
+        raise RefusedError(lacking, ExitCode.PREFLIGHT)
+    return _run(request, settings, plan, RunFolder.create(str(path), name=""), (out, runner or _run_app))
+
+
+def _prepared(request: Request) -> tuple[Settings, Plan]:
+    settings = read(request.config_path, request.overrides, request.flags)
+    problems = check_config(settings.config, settings.where)
+    if problems:
+        raise RefusedError(problems)
+    return settings, make_plan(settings.config, rows=len(load_dataset(settings.config.data).rows))
+
+
+def _dry_run(
+    request: Request, config: Config, plan: Plan, lacking: Sequence[ConfigError], out: TextIO
+) -> int:
+    out.write((plan_json(plan) if request.as_json else render(plan)) + "\n")
+    if lacking:
+        sys.stderr.write(report(RefusedError(lacking)).replace("error: ", "warning: ") + "\n")
+    if request.flags.get("--run-dir"):
+        folder = RunFolder.create(config.run.dir, name=config.run.name)
+        write_plan(plan, _in_folder(config, folder), folder)
+    return ExitCode.DONE
+
+
+def _run(
+    request: Request, settings: Settings, plan: Plan, folder: RunFolder, shell: tuple[TextIO, Runner]
+) -> int:
+    out, runner = shell
+    run_id = secrets.token_hex(4)
+    with folder.locked(run_id):
+        resume = _resume(settings, folder)
+        config = _in_folder(settings.config, folder)
+        write_plan(plan, config, folder)
+        with _watching(request, folder, out) as on_tick:
+            job = Job(config=config, folder=folder, run_id=run_id, resume=resume, on_tick=on_tick)
+            exit_code, reason = _run_job(job, runner)
+        failures = write_reports(folder)
+        out.write(summary(folder, exit_code=exit_code, reason=reason, failures=failures) + "\n")
+        out.flush()
+    return exit_code
+
+
+def _in_folder(config: Config, folder: RunFolder) -> Config:
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, dir=str(folder.path)))
+
+
+def _resume(settings: Settings, folder: RunFolder) -> Path | None:
+    """Return the checkpoint to start from.
+
+    Raises:
+        RefusedError: the folder holds an earlier run, and nobody said what to do with it.
+    """
+    wish = settings.config.run.resume
+    if wish not in {"none", "auto"}:
+        return Path(wish)
+    if wish == "auto":
+        newest = CheckpointStore(folder.checkpoints).latest()
+        return newest.path if newest else None
+    if folder.events.exists():
+        hint = "--resume auto goes on from its newest checkpoint; or give another --run-dir"
+        fact = f"holds an earlier run: {folder.path}"
+        raise RefusedError([ConfigError(settings.where("run.dir"), fact, hint)])
+    return None
+
+
+@contextmanager
+def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Callable[[], None]]:
+    """Yield what the run calls at every tick: it draws, and derives metrics, as often as is due."""
+    offset = folder.events.stat().st_size if folder.events.exists() else 0
+    live = out.isatty() if request.live is None else request.live
+    metrics = MetricsWriter(
+        folder.events, folder.metrics, tensorboard=folder.tensorboard if request.tensorboard else None
+    )
+    display = Display(folder.events, out, offset=offset, live=live)
+
+    def on_tick() -> None:
+        if display.tick():
+            metrics.poll()
+
+    try:
+        yield on_tick
+    finally:
+        display.close()
+        metrics.poll()
+
+
+def _run_job(job: Job, runner: Runner) -> tuple[int, str]:
+    """Run under signal handlers; a signal's exit code is 128 + its number."""
+    with _signals() as signals:
+        outcome = runner(job, signals.obey)
+    if signals.first is not None:
+        return 128 + signals.first, outcome.reason or signal.Signals(signals.first).name
+    return outcome.exit_code, outcome.reason
+
+
+class _Signals:
+    """Turns signals into stop and kill; remembers the first."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+        self._control: Control | None = None
+
+    def obey(self, control: Control) -> None:
+        """Send signals to this control, one that came too early included."""
+        self._control = control
+        if self.first is not None:
+            control.stop(signal.Signals(self.first).name)
+
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Take one signal, in the main thread."""
+        again, name = self.first is not None, signal.Signals(number).name
+        self.first = self.first or number
+        if self._control is not None:
+            (self._control.kill if again else self._control.stop)(name)
+
+
+@contextmanager
+def _signals() -> Iterator[_Signals]:
+    signals = _Signals()
+    before: Mapping[signal.Signals, object] = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, signals.handle)
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]  # what getsignal returned
+
+
+def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:
+    from relax_actor import app  # noqa: PLC0415 - heavy, and only a launch needs it
+
+    control = app.RunControl()
+    hand_over(control)
+    return app.run(
+        job.config,
+        job.folder.path,
+        run_id=job.run_id,
+        resume=job.resume,
+        on_tick=job.on_tick,
+        control=control,
+    )

@@ -1,0 +1,206 @@
+"""A whole run: which actors there are, what they owe one another, and how it ends.
+
+Read this file for the shape of the system, `protocol` for what the actors say, `roles/` for what they do.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from relax_actor.config import Config
+from relax_actor.data.template import PromptEncoder
+from relax_actor.supervision.spec import ChildSpec, Intensity, RestartType, SupervisorSpec
+from relax_actor.supervision.supervisor import Supervisor
+from relax_actor.telemetry import EventLog
+
+TORCH_MODULES = (
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "relax_actor.engines.transformers_engine",
+    "relax_actor.trainers.torch_backend",
+    "relax_actor.roles.prompts",
+    "relax_actor.roles.reward",
+    "relax_actor.roles.rollout",
+    "relax_actor.roles.trainer",
+)
+"""What the zygote of the roles that use torch imports before it forks; nothing here touches a device."""
+
+POLL_S = 0.1
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    exit_code: int  # 0 done, 1 failed, 130 on SIGINT, 143 on SIGTERM
+    reason: str
+
+
+class RunControl:
+    """How another thread, or a signal handler, ends a run."""
+
+    def __init__(self) -> None:
+        self._stop, self._kill = threading.Event(), threading.Event()
+        self.reason = ""
+
+    def stop(self, reason: str) -> None:
+        """End in order: each actor gets its time to clean up."""
+        self.reason = self.reason or reason
+        self._stop.set()
+
+    def kill(self, reason: str) -> None:
+        """End now."""
+        self.reason = self.reason or reason
+        self._kill.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is to end in order."""
+        return self._stop.is_set()
+
+    @property
+    def killing(self) -> bool:
+        """Whether the run is to end now."""
+        return self._kill.is_set()
+
+
+def tree(config: Config, *, resume: str = "", env: Mapping[str, str] | None = None) -> SupervisorSpec:
+    """Return the run's supervision tree.
+
+    Args:
+        config: the run's.
+        resume: a checkpoint folder for the first trainer, or empty.
+        env: added to the environment of every actor.
+    """
+    env = dict(env or {})
+    stops = PromptEncoder(Path(config.model.path), config.data).stop_token_ids(config.rollout)
+    queue = ChildSpec(
+        id="queue", actor="relax_actor.roles.queue:TransferQueue", args={"config": config}, env=env
+    )
+    prompts = ChildSpec(
+        id="prompts",
+        actor="relax_actor.roles.prompts:Prompts",
+        args={"config": config},
+        zygote="torch",
+        env=env,
+    )
+    reward = ChildSpec(
+        id="reward",
+        actor="relax_actor.roles.reward:Reward",
+        args={"config": config},
+        replicas=config.reward.replicas,
+        zygote="torch",
+        env=env,
+    )
+    rollouts = SupervisorSpec(
+        id="rollouts",
+        # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
+        intensity=Intensity(restarts=10 * config.rollout.replicas, within_s=600.0),
+        children=(
+            ChildSpec(
+                id="rollout",
+                actor="relax_actor.roles.rollout:Rollout",
+                args={"config": config, "stop_token_ids": stops},
+                replicas=config.rollout.replicas,
+                always_indexed=True,
+                zygote="torch",
+                env=env,
+            ),
+        ),
+    )
+    trainer = ChildSpec(
+        id="trainer",
+        actor="relax_actor.roles.trainer:Trainer",
+        args={"config": config, "resume": resume},
+        restart=RestartType.TRANSIENT,
+        significant=True,  # the run ends when training does
+        shutdown_s=config.run.grace_s,
+        zygote="torch",
+        env=env,
+    )
+    return SupervisorSpec(
+        id="run",
+        intensity=Intensity(restarts=10, within_s=600.0),
+        auto_shutdown="any",
+        children=(queue, prompts, reward, rollouts, trainer),
+    )
+
+
+def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return what each zygote imports: the torch one also the model's own code, where transformers has it."""
+    model_type = json.loads((Path(config.model.path) / "config.json").read_text()).get("model_type", "")
+    code = f"transformers.models.{model_type}.modeling_{model_type}"
+    known = find_spec(f"transformers.models.{model_type}") is not None if model_type else False
+    return {
+        "default": ("relax_actor.roles.queue",),
+        "torch": (*TORCH_MODULES, *((code,) if known else ())),
+    }
+
+
+def run(
+    config: Config,
+    folder: Path,
+    *,
+    run_id: str,
+    resume: Path | None = None,
+    control: RunControl | None = None,
+    on_tick: Callable[[], None] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Run to the end and leave nothing behind but the run folder.
+
+    Args:
+        config: checked already.
+        folder: the run folder.
+        run_id: eight hex digits; marks everything the run owns.
+        resume: a checkpoint folder to start from.
+        control: how the caller ends it early.
+        on_tick: called about ten times a second, in this thread.
+        env: added to the environment of every actor.
+    """
+    control = control or RunControl()
+    events = EventLog(folder / "events.jsonl", "head", 1)
+    spec = tree(config, resume=str(resume or ""), env=env)
+    supervisor = Supervisor(
+        spec, run_dir=folder, run_id=run_id, zygotes=zygotes(config), shm_root=config.queue.storage_path
+    )
+    events.emit(
+        "run_started",
+        run_id=run_id,
+        mode=config.run.mode,
+        max_staleness=config.run.max_staleness,
+        steps=config.run.steps,
+        resumed_from=str(resume or ""),
+    )
+    supervisor.start()
+    try:
+        outcome = _watch(supervisor, control, on_tick)
+    finally:
+        supervisor.close()
+    events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)
+    events.close()
+    return outcome
+
+
+def _watch(supervisor: Supervisor, control: RunControl, on_tick: Callable[[], None] | None) -> Outcome:
+    told_to_stop = told_to_kill = False
+    while (finished := supervisor.wait(POLL_S)) is None:
+        if control.killing and not told_to_kill:
+            told_to_kill = True
+            supervisor.kill(control.reason)
+        elif control.stopping and not told_to_stop:
+            told_to_stop = True
+            supervisor.stop(control.reason)
+        if on_tick is not None:
+            on_tick()
+    if told_to_stop or told_to_kill:
+        return Outcome(exit_code=_signal_code(control.reason), reason=f"stopped: {control.reason}")
+    return Outcome(exit_code=0 if finished.outcome == "ok" else 1, reason=finished.reason)
+
+
+def _signal_code(reason: str) -> int:
+    return {"SIGINT": 130, "SIGTERM": 143}.get(reason, 1)

@@ -1,0 +1,182 @@
+"""The rollout's side of the DCS: look which policy version is newest, open it, check it, install it.
+
+Opening takes a lease on every bucket, so what is open never changes; see publisher.py for why that holds.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from relax_actor.dcs.latest import LatestReader
+from relax_actor.dcs.layout import array_view, tensor_view
+from relax_actor.dcs.manifest import (
+    MANIFEST_LABEL,
+    OWNER,
+    BucketEntry,
+    Manifest,
+    PolicyCorruptError,
+    TensorEntry,
+    bucket_label,
+    checksum,
+)
+from relax_actor.errors import RelaxError
+from relax_actor.faults import point
+from relax_actor.ids import PolicyVersion
+from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PolicyMissingError(RelaxError):
+    """The version is not there: not published yet, or retired.
+
+    Args:
+        version: the version asked for; None is the newest.
+        latest: the newest one there is, None before the first.
+    """
+
+    def __init__(self, version: PolicyVersion | None, latest: PolicyVersion | None) -> None:
+        self.version, self.latest = version, latest
+        wanted = "no policy version" if version is None else f"policy version {version} is not"
+        newest = "nothing was published" if latest is None else f"the newest is {latest}"
+        super().__init__(f"{wanted} in shared memory; {newest}")
+
+
+class PolicySnapshot:
+    """One policy version, leased: its bytes stay as they are until `close`, and as long as any view lives."""
+
+    def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
+        self.manifest = manifest
+        self._segments = segments
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Which policy version this is."""
+        return self.manifest.version
+
+    def verify(self) -> None:
+        """Compare every bucket with its checksum; reads all bytes once.
+
+        Raises:
+            PolicyCorruptError: a bucket was cut or altered; do not install.
+        """
+        for index, bucket in enumerate(self.manifest.buckets):
+            _check_length(self._segments[index], self.version, index, bucket)
+            found = checksum(self._segments[index].buf)
+            if found != bucket.xxh3:
+                raise PolicyCorruptError(self.version, index, bucket.xxh3, found)
+
+    def tensors(self) -> "Iterator[tuple[str, Tensor]]":
+        """Yield names and tensors, in the order they were published in.
+
+        The tensors are views of read-only memory: copy from them, never write to them (a SIGSEGV).
+        """
+        for entry, raw in self._entries():
+            yield entry.name, tensor_view(entry, raw)
+
+    def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Yield the same as read-only arrays without torch; bfloat16 as uint16, float8 as uint8."""
+        for entry, raw in self._entries():
+            yield entry.name, array_view(entry, raw)
+
+    def close(self) -> None:
+        """Give the lease back; with views still out, the last of them does. Idempotent."""
+        for segment in self._segments:
+            segment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _entries(self) -> Iterator[tuple[TensorEntry, npt.NDArray[np.uint8]]]:
+        reached = -1
+        for entry in self.manifest.tensors:
+            if entry.bucket != reached:
+                reached = entry.bucket
+                point("install_bucket")
+            yield entry, self._segments[entry.bucket].ndarray(np.uint8, (entry.nbytes,), entry.offset)
+
+
+class PolicyReceiver:
+    """Reads policy versions; it may be made before there is a publisher.
+
+    Args:
+        space: the run's shared memory.
+    """
+
+    def __init__(self, space: ShmSpace) -> None:
+        self._space = space
+        self._latest = LatestReader(space)
+
+    def latest(self) -> PolicyVersion | None:
+        """Return the newest published version, None before the first; a load from memory."""
+        return self._latest.load()
+
+    def open(self, version: PolicyVersion | None = None) -> PolicySnapshot:
+        """Lease a version.
+
+        Args:
+            version: which one; None is the newest, whichever that is by the time it is open.
+
+        Raises:
+            PolicyMissingError: it was not published, or is retired.
+            PolicyCorruptError: its manifest is damaged, or a bucket is gone or has another length.
+        """
+        if version is not None:
+            return self._leased(version)
+        while True:  # once more only if a newer version was published meanwhile
+            newest = self.latest()
+            if newest is None:
+                raise PolicyMissingError(None, None)
+            try:
+                return self._leased(newest)
+            except PolicyMissingError:
+                if self.latest() == newest:
+                    raise
+
+    def _leased(self, version: PolicyVersion) -> PolicySnapshot:
+        manifest = self._manifest(version)
+        with contextlib.ExitStack() as stack:
+            segments = [
+                stack.enter_context(self._bucket(version, index, bucket))
+                for index, bucket in enumerate(manifest.buckets)
+            ]
+            # Only now is it certain that the leases came before the publisher's locks.
+            self._check_visible(version)
+            stack.pop_all()
+        return PolicySnapshot(manifest, segments)
+
+    def _manifest(self, version: PolicyVersion) -> Manifest:
+        try:
+            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
+                return Manifest.from_bytes(bytes(segment.buf), version)
+        except SegmentMissingError as error:
+            raise PolicyMissingError(version, self.latest()) from error
+
+    def _bucket(self, version: PolicyVersion, index: int, bucket: BucketEntry) -> Segment:
+        try:
+            segment = self._space.attach(self._space.name(OWNER, version, bucket_label(index)), lease=True)
+        except (SegmentMissingError, SegmentBusyError) as error:
+            self._check_visible(version)  # the usual reason: retired a moment ago
+            raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", str(error)) from error
+        _check_length(segment, version, index, bucket)
+        return segment
+
+    def _check_visible(self, version: PolicyVersion) -> None:
+        if not self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL)):
+            raise PolicyMissingError(version, self.latest())
+
+
+def _check_length(segment: Segment, version: PolicyVersion, index: int, bucket: BucketEntry) -> None:
+    # Touching a page beyond the file's end is a SIGBUS, so lengths are compared before any byte is read.
+    if segment.nbytes != bucket.nbytes or segment.file_bytes != bucket.nbytes:
+        raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", f"{segment.file_bytes}")

@@ -1,0 +1,96 @@
+"""Samples that are being sampled: what both engines check before, record during and return after."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.errors import RequestError
+from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
+from relax_actor.protocol import FinishReason
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class RunningSample:
+    """A sample and its tokens so far."""
+
+    request: Request
+    budget_tokens: int  # max_new_tokens, clipped to the context
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """How many tokens prompt and response have."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it has no further tokens; None while it goes on."""
+        if self.tokens and self.tokens[-1] in self.request.params.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.tokens) >= self.budget_tokens else None
+
+    def append(self, token: int, logprob: float, version: PolicyVersion) -> None:
+        """Record the next token."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def completion(self, reason: FinishReason) -> Completion:
+        """Return what is handed to the rollout."""
+        return Completion(
+            request=self.request,
+            tokens=np.array(self.tokens, dtype=np.int32),
+            logprobs=np.array(self.logprobs, dtype=np.float32),
+            versions=np.array(self.versions, dtype=np.int32),
+            finish_reason=reason,
+        )
+
+
+def admitted(
+    requests: Sequence[Request],
+    *,
+    free_slots: int,
+    taken: Collection[tuple[GroupId, SampleIndex]],
+    context_tokens: int,
+) -> list[RunningSample]:
+    """Check requests, all or none, and give each its budget of tokens.
+
+    Args:
+        requests: what is to be sampled.
+        free_slots: how many may be.
+        taken: keys already in flight.
+        context_tokens: how long prompt and response may be together.
+
+    Raises:
+        ValueError: more requests than free slots.
+        RequestError: a key twice, an empty prompt, no token wanted, or no room for one.
+    """
+    if len(requests) > free_slots:
+        raise ValueError(f"{len(requests)} requests do not fit into {free_slots} free slots")
+    seen = set(taken)
+    samples = []
+    for request in requests:
+        if request.key in seen:
+            raise RequestError(request.key, "is in flight already")
+        seen.add(request.key)
+        samples.append(RunningSample(request=request, budget_tokens=_budget(request, context_tokens)))
+    return samples
+
+
+def _budget(request: Request, context_tokens: int) -> int:
+    """Clip max_new_tokens to the context."""
+    prompt, wanted = len(request.prompt), request.params.max_new_tokens
+    if prompt == 0:
+        raise RequestError(request.key, "the prompt is empty")
+    if wanted < 1:
+        raise RequestError(request.key, f"max_new_tokens is {wanted}, and a sample has at least one token")
+    if prompt >= context_tokens:
+        raise RequestError(
+            request.key,
+            f"a prompt of {prompt} tokens leaves no room in a context of {context_tokens} tokens",
+        )
+    return min(wanted, context_tokens - prompt)

@@ -1,0 +1,338 @@
+"""The TransferQueue's actor: parks those who wait, adopts what is put, and keeps the ledger's word.
+
+All decisions are the ledger's (`transfer_queue.ledger`); this file is its shell. Rows stay where their
+producers wrote them, in shared memory; putting one renames its segment to this queue, so that the death of
+its producer does not take it away, and the ledger says when nobody needs it any more.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from relax_actor.actor import Actor, endpoint
+from relax_actor.config import Config
+from relax_actor.errors import RelaxError
+from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
+from relax_actor.protocol import (
+    Accounting,
+    BatchLease,
+    BatchTrained,
+    Leased,
+    Opened,
+    PromptGroup,
+    RewardReady,
+    RewardTask,
+    SampleReady,
+    Wanted,
+)
+from relax_actor.roles.evals import EvalRounds
+from relax_actor.transfer_queue.journal import Journal, read
+from relax_actor.transfer_queue.ledger import Ledger
+from relax_actor.transfer_queue.records import DroppedGroup, LedgerConfig, Put, TrainedSet
+from relax_actor.transfer_queue.storage import renamed
+from transport.shm import SegmentMissingError, ShmSpace
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+OWNER = "rows"
+"""Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
+
+MANY = 4096
+"""Callers that may be parked in one endpoint."""
+
+TICK_S = 1.0
+
+
+class TransferQueue(Actor):
+    """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._changed = asyncio.Event()
+        self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
+        past = list(read(self._journal.path))
+        self._ledger = Ledger.replay(ledger_config(config), past)
+        self._evals = EvalRounds(config, past)
+        self._opened = self._ledger.version is not None
+        self._fenced: dict[str, int] = {}
+        self._ticked = 0.0
+        self._waits_for = ""
+        self._free_unneeded()
+
+    # -- prompts --------------------------------------------------------------------------------
+
+    @endpoint(concurrency=MANY)
+    async def await_room(self, wait_s: float) -> Wanted:
+        """Return the prompts wanted now; wait up to `wait_s` for some to be."""
+        return await self._until(self._wanted, wait_s) or Wanted()
+
+    @endpoint(idempotent=True)
+    def submit(self, groups: list[PromptGroup]) -> None:
+        """Take prompts, each once."""
+        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
+            try:
+                adopted = self._space.adopt(segment, OWNER, 1)
+            except SegmentMissingError:  # their writer is gone; its next incarnation writes them again
+                continue
+            kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
+            if not any(kept):
+                self._space.unlink(adopted)
+        self._notify()
+
+    @endpoint(idempotent=True)
+    def submit_eval(self, eval_round: int, groups: list[PromptGroup]) -> None:
+        """Take all prompts of one evaluation."""
+        self.submit(groups)
+        self._evals.submitted(eval_round, [group.group_id for group in groups])
+
+    @endpoint(idempotent=True)
+    def reject(self, group_id: GroupId, reason: str) -> None:
+        """Drop a prompt that can never be sampled; another takes its place."""
+        self._ledger.reject(group_id, reason, self._now())
+        self._notify()
+
+    # -- rollouts -------------------------------------------------------------------------------
+
+    @endpoint(concurrency=MANY)
+    async def lease_prompts(
+        self,
+        holder: Holder,
+        policy_version: PolicyVersion | None,
+        held: list[LeaseId],
+        max_samples: int,
+        wait_s: float,
+    ) -> Leased:
+        """Lease prompts to a replica that has installed the newest policy version.
+
+        Returns at once, without prompts, when a newer version than `policy_version` is published. Leases
+        that are not among `held` were lost on their way and are taken back.
+        """
+        self._ledger.retain(holder, held, self._now())
+
+        def look() -> Leased | None:
+            newest = self._ledger.version if self._opened else None
+            if newest is None or self._is_gone(holder):
+                return None
+            if policy_version is None or policy_version < newest:
+                return Leased(policy_version=newest)
+            prompts = self._ledger.lease_prompts(holder, policy_version, max_samples, self._now())
+            return Leased(prompts=tuple(prompts), policy_version=newest) if prompts else None
+
+        return await self._until(look, wait_s) or Leased()
+
+    @endpoint(idempotent=True)
+    def put_samples(self, holder: Holder, samples: list[SampleReady]) -> list[Put]:
+        """Take finished samples; a duplicate or a late one is refused by name, never stored."""
+        outcomes: list[Put] = []
+        for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
+            outcomes += self._put_together(holder, segment, members)
+        self._notify()
+        return outcomes
+
+    # -- rewards --------------------------------------------------------------------------------
+
+    @endpoint(concurrency=MANY)
+    async def lease_rewards(
+        self, holder: Holder, held: list[LeaseId], max_rows: int, wait_s: float
+    ) -> list[RewardTask]:
+        """Lease samples to score; as for prompts, what is not among `held` is taken back."""
+        self._ledger.retain(holder, held, self._now())
+
+        def look() -> list[RewardTask] | None:
+            if self._is_gone(holder):
+                return None
+            return self._ledger.lease_rewards(holder, max_rows, self._now()) or None
+
+        return await self._until(look, wait_s) or []
+
+    @endpoint(idempotent=True)
+    def put_rewards(self, holder: Holder, rewards: list[RewardReady]) -> list[Put]:
+        """Take rewards, or why there are none."""
+        outcomes = [self._ledger.put_reward(reward, holder, self._now()) for reward in rewards]
+        self._notify()
+        return outcomes
+
+    # -- the trainer ----------------------------------------------------------------------------
+
+    @endpoint(idempotent=True)
+    def open(self, opened: Opened) -> None:
+        """Go on from a trainer's starting point: nothing is dealt before this."""
+        if self._ledger.version == opened.policy_version:
+            return  # asked again: the first answer got lost
+        trained = msgspec.json.decode(opened.trained, type=TrainedSet) if opened.trained else TrainedSet()
+        self._ledger.rewind(trained, opened.policy_version, self._now())
+        self._opened = True
+        if opened.step == 0:
+            self._evals.want(0)
+        self._notify()
+
+    @endpoint(concurrency=MANY)
+    async def lease_batch(
+        self, holder: Holder, policy_version: PolicyVersion, wait_s: float
+    ) -> BatchLease | None:
+        """Lease the next batch: whole groups, none older than the staleness bound allows."""
+
+        def look() -> BatchLease | None:
+            if self._is_gone(holder):
+                return None
+            return self._ledger.lease_batch(holder, policy_version, self._now())
+
+        return await self._until(look, wait_s)
+
+    @endpoint(idempotent=True)
+    def ack_batch(self, holder: Holder, trained: BatchTrained) -> str:
+        """Mark a batch as trained; returns the JSON for a checkpoint after this step."""
+        outcome = self._ledger.ack_batch(trained, holder, self._now())
+        if outcome is Put.STALE:
+            raise StaleBatchError(trained.lease_id, trained.step)
+        self._evals.want_after(trained.step)
+        self._say_accounting()
+        self._notify()
+        return msgspec.json.encode(self._ledger.trained_groups()).decode()
+
+    @endpoint(concurrency=MANY)
+    async def await_finished(self, wait_s: float) -> bool:
+        """Return True once every group is trained or dropped and every evaluation has its result."""
+        return bool(await self._until(lambda: self._is_finished() or None, wait_s))
+
+    @endpoint
+    def accounting(self) -> Accounting:
+        """Return where all samples are; see invariant I2."""
+        return self._ledger.accounting()
+
+    # -- time and deaths ------------------------------------------------------------------------
+
+    def step(self) -> float | None:
+        """Take back what is overdue, free what nobody needs, say what happened."""
+        now = self._now()
+        expired = self._ledger.expire(now)
+        for each in expired:
+            self.ctx.events.emit("lease_expired", **msgspec.to_builtins(each))
+        if expired:
+            self._notify()
+        self._commit()
+        self._say_what_happened()
+        if now - self._ticked >= TICK_S:
+            self._ticked = now
+            self._say_accounting()
+        deadline = self._ledger.next_deadline()
+        return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
+
+    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
+        """Take back what a dead incarnation held, at once."""
+        self._fenced[name] = max(incarnation, self._fenced.get(name, 0))
+        self._ledger.holder_gone(name, incarnation, self._now())
+        self._notify()
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
+        deadline = self._now() + wait_s
+        while (found := look()) is None and (left := deadline - self._now()) > 0:
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                break
+        self._commit()
+        self.ctx.wake()
+        return found
+
+    def _notify(self) -> None:
+        """Write down what was decided, before anybody is told, and let the parked look again."""
+        self._commit()
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self.ctx.wake()
+
+    def _commit(self) -> None:
+        self._journal.append(self._ledger.take_events())
+        self._journal.commit()
+
+    def _wanted(self) -> Wanted | None:
+        if not self._opened:
+            return None
+        groups, rounds = self._ledger.upcoming(), self._evals.wanted
+        return Wanted(groups=groups, eval_rounds=rounds) if groups or rounds else None
+
+    def _put_together(self, holder: Holder, segment: str, samples: list[SampleReady]) -> list[Put]:
+        """Take the samples that were written into one segment, and the segment with them."""
+        try:
+            adopted = self._space.adopt(segment, OWNER, 1)
+        except SegmentMissingError:  # freed long ago, or swept with its writer: a repetition, or too late
+            return [Put.STALE] * len(samples)
+        outcomes = [
+            self._ledger.put_sample(renamed(sample, segment, adopted), holder, self._now())
+            for sample in samples
+        ]
+        if Put.ACCEPTED not in outcomes and adopted not in self._ledger.segments():
+            self._space.unlink(adopted)
+        return outcomes
+
+    def _free_unneeded(self) -> None:
+        """After a restart: what no row of the journal needs was being put, or being freed, at the kill."""
+        needed = self._ledger.segments()
+        for name in self._space.names(OWNER):
+            if name not in needed:
+                self._space.unlink(name)
+
+    def _say_what_happened(self) -> None:
+        for segment in self._ledger.take_freed():
+            self._space.unlink(segment)
+        for dropped in self._ledger.take_dropped():
+            kind = "group_dropped" if isinstance(dropped, DroppedGroup) else "sample_dropped"
+            self.ctx.events.emit(kind, **msgspec.to_builtins(dropped))
+        for result in self._evals.finished(self._ledger):
+            self.ctx.events.emit("eval", **result)
+        waits_for = self._ledger.waiting_on()
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+
+    def _is_finished(self) -> bool:
+        return self._ledger.finished() and not self._evals.open
+
+    def _is_gone(self, holder: Holder) -> bool:
+        return holder.incarnation <= self._fenced.get(holder.name, 0)
+
+    def _say_accounting(self) -> None:
+        accounting = self._ledger.accounting()
+        self.ctx.events.emit("ledger", **msgspec.structs.asdict(accounting), balances=accounting.balances)
+
+    def _now(self) -> float:
+        return time.monotonic()
+
+
+class StaleBatchError(RelaxError):
+    """The trainer acknowledged a batch that is no longer its own: it must go back to a checkpoint."""
+
+    def __init__(self, lease_id: LeaseId, step: int) -> None:
+        self.lease_id, self.step = lease_id, step
+        super().__init__(f"step {step} was trained on batch lease {lease_id}, which had ended")
+
+
+def _by_segment(records: list[T], segment: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    """Gather the records of one segment, in their order."""
+    gathered: dict[str, list[T]] = {}
+    for record in records:
+        gathered.setdefault(segment(record), []).append(record)
+    return list(gathered.items())
+
+
+def ledger_config(config: Config) -> LedgerConfig:
+    """Take the ledger's limits out of a run's configuration."""
+    return LedgerConfig(
+        groups_per_batch=config.groups_per_batch,
+        samples_per_prompt=config.rollout.samples_per_prompt,
+        max_staleness=config.run.max_staleness,
+        total_groups=config.run.steps * config.groups_per_batch,
+        min_valid_samples=config.queue.min_valid_samples,
+        max_attempts=config.queue.max_attempts,
+        prompt_lease_s=config.rollout.lease_s,
+        reward_lease_s=config.reward.lease_s,
+        batch_lease_s=config.train.lease_s,
+        group_deadline_s=config.queue.group_deadline_s,
+    )

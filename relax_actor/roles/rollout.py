@@ -1,0 +1,229 @@
+"""The rollout: leases prompts, samples them, streams every sample out as it finishes.
+
+`step` is one decode step, between messages. A newer policy version is pulled out of shared memory and
+installed between two decode steps, without dropping the samples in flight; the trainer takes no part.
+"""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from relax_actor.actor import Actor, Reply
+from relax_actor.config import Config
+from relax_actor.dcs import PolicyCorruptError, PolicyMissingError, PolicyReceiver
+from relax_actor.engines.base import Completion, Engine, Request, SamplingParams
+from relax_actor.faults import point
+from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
+from relax_actor.roles.queue import TransferQueue
+from relax_actor.transfer_queue.records import Put
+from relax_actor.transfer_queue.storage import RowReader, RowWriter
+from transport.shm import ShmSpace
+
+PARK_S = 20.0
+"""How long a request for prompts waits in the queue before it is asked again."""
+
+SPAN_S = 0.5
+"""Generating is reported in stretches of at most this."""
+
+
+class Rollout(Actor):
+    """One replica of the policy that samples.
+
+    Args:
+        config: the run's.
+        stop_token_ids: what ends a sample.
+    """
+
+    def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
+        self._config, self._stop_token_ids = config, stop_token_ids
+        space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._receiver = PolicyReceiver(space)
+        self._reader, self._writer = RowReader(space), RowWriter(space, self.ctx.holder)
+        self._engine = make_engine(config, stop_token_ids)
+        self._queue = self.ctx.ref("queue", TransferQueue)
+        self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
+        self._asking: Reply[Leased] | None = None
+        self._putting: list[tuple[Reply[list[Put]], list[SampleReady]]] = []
+        self._busy_since: float | None = None
+
+    def step(self) -> float | None:
+        """Install what is newer, take prompts, decode one token of every sample in flight."""
+        self._install_newest()
+        self._take_prompts()
+        self._settle_puts()
+        if not self._engine.in_flight:
+            self._report_busy(idle=True)
+            return None
+        self._busy_since = self._busy_since or time.time()
+        finished = self._engine.step()
+        point("first_token")
+        self._put(finished)
+        self._report_busy(idle=False)
+        return 0.0 if finished or not self._config.rollout.scripted_token_s else 0.001
+
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
+        """Report the last stretch of work."""
+        self._report_busy(idle=True)
+
+    # -- weights --------------------------------------------------------------------------------
+
+    def _install_newest(self) -> None:
+        newest, current = self._receiver.latest(), self._engine.version
+        if newest is None or (current is not None and newest <= current):
+            return
+        started = time.monotonic()
+        try:
+            with self.ctx.events.span("install", version=newest), self._receiver.open() as snapshot:
+                snapshot.verify()
+                self._engine.install(snapshot.version, snapshot.tensors())
+        except (PolicyMissingError, PolicyCorruptError) as error:
+            self.ctx.events.emit("install_refused", version=newest, reason=str(error))
+            return  # never sampled from; the next step looks again
+        version = self._engine.version
+        self.ctx.events.emit("policy_installed", version=version, seconds=time.monotonic() - started)
+        if current is None:
+            self.ctx.events.emit(
+                "child_active", child=self.ctx.name, incarnation=self.ctx.incarnation, policy_version=version
+            )
+
+    # -- prompts --------------------------------------------------------------------------------
+
+    def _take_prompts(self) -> None:
+        if self._asking is not None and self._asking.done():
+            reply, self._asking = self._asking, None
+            if reply.exception() is None:  # else the queue is away: ask its next incarnation
+                self._start(reply.result())
+        if self._asking is None and self._engine.free_slots > 0:
+            self._asking = self._queue.within(PARK_S * 2).ask(
+                TransferQueue.lease_prompts,
+                self.ctx.holder,
+                self._engine.version,
+                list(dict.fromkeys(self._leases.values())),
+                self._engine.free_slots,
+                PARK_S,
+            )
+
+    def _start(self, leased: Leased) -> None:
+        for lease in leased.prompts:
+            point("leased")
+            self._forget(lease)
+            try:
+                self._engine.submit(self._requests(lease))
+            except ValueError as error:  # can never be sampled: another prompt takes its place
+                self._queue.tell(TransferQueue.reject, lease.group.group_id, str(error))
+                continue
+            for index in lease.missing:
+                self._leases[lease.group.group_id, index] = lease.lease_id
+
+    def _requests(self, lease: PromptLease) -> list[Request]:
+        group = lease.group
+        prompt = tuple(self._reader.read(group.tokens).tolist())
+        is_eval = group.purpose is Purpose.EVAL
+        params = sampling_params(self._config, self._stop_token_ids, is_eval=is_eval)
+        return [
+            Request(group_id=group.group_id, sample_index=index, prompt=prompt, params=params)
+            for index in lease.missing
+        ]
+
+    def _forget(self, lease: PromptLease) -> None:
+        """A new lease voids what is in flight under an older one of ours, such as before a trainer restart."""
+        keys = [(lease.group.group_id, index) for index in lease.missing]
+        self._engine.abort([key for key in keys if self._leases.pop(key, None) is not None])
+
+    # -- samples --------------------------------------------------------------------------------
+
+    def _put(self, finished: list[Completion]) -> None:
+        if not finished:
+            return
+        rows = self._writer.write(
+            [
+                {"tokens": done.tokens, "logprobs": done.logprobs, "versions": done.versions}
+                for done in finished
+            ]
+        )
+        point("tensors_written")
+        samples = [
+            SampleReady(
+                group_id=done.request.group_id,
+                sample_index=done.request.sample_index,
+                lease_id=self._leases.pop(done.request.key),
+                tokens=row["tokens"],
+                logprobs=row["logprobs"],
+                versions=row["versions"],
+                oldest_version=PolicyVersion(int(done.versions.min())),
+                newest_version=PolicyVersion(int(done.versions.max())),
+                finish_reason=done.finish_reason,
+            )
+            for done, row in zip(finished, rows, strict=True)
+        ]
+        self._send(samples)
+        point("ready_sent")
+
+    def _send(self, samples: list[SampleReady]) -> None:
+        reply = self._queue.ask(TransferQueue.put_samples, self.ctx.holder, samples)
+        self._putting.append((reply, samples))
+
+    def _settle_puts(self) -> None:
+        """Send again what the queue did not answer; it recognises what it has."""
+        waiting, self._putting = self._putting, []
+        for reply, samples in waiting:
+            if not reply.done():
+                self._putting.append((reply, samples))
+            elif reply.exception() is not None:
+                self.ctx.events.emit("put_repeated", samples=len(samples), reason=str(reply.exception()))
+                self._send(samples)
+
+    def _report_busy(self, *, idle: bool) -> None:
+        now = time.time()
+        if self._busy_since is not None and (idle or now - self._busy_since > SPAN_S):
+            self.ctx.events.emit(
+                "span", name="generate", start=self._busy_since, dur_s=now - self._busy_since
+            )
+            self._busy_since = None if idle else now
+
+
+def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
+    """Say how training prompts, or evaluation prompts, are sampled."""
+    rollout = config.rollout
+    return SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=config.eval.temperature if is_eval else rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
+    """Make the engine that the configuration names; torch is imported only where it is needed."""
+    rollout = config.rollout
+    if rollout.engine == "scripted":
+        from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
+
+        return ScriptedEngine(
+            seed=config.run.seed,
+            slots=rollout.max_in_flight,
+            vocab=scripted_vocabulary(config, stop_token_ids),
+            stop_token_id=stop_token_ids[0],
+            token_s=rollout.scripted_token_s,
+        )
+    from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
+
+    return TransformersEngine(
+        Path(config.model.path),
+        seed=config.run.seed,
+        slots=rollout.max_in_flight,
+        dtype=config.model.dtype,
+        deterministic=rollout.deterministic,
+        threads=rollout.threads,
+    )
+
+
+def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
+    """Return the tokens that the scripted engine may emit: those of the model that do not end a sample."""
+    import json  # noqa: PLC0415 - only this engine needs it
+
+    size = json.loads((Path(config.model.path) / "config.json").read_text())["vocab_size"]
+    return [int(token) for token in np.arange(size) if token not in stop_token_ids]

@@ -1,0 +1,245 @@
+"""The trainer: leases a batch, trains on it, publishes the new policy version, acknowledges, goes on.
+
+`_life` is the whole loop on one screen. It yields between micro-batches and while it waits for the queue,
+so that the actor can be asked and stopped at any time. It never waits for a rollout, a reward or a reader
+of its weights.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from relax_actor.actor import Actor, Reply
+from relax_actor.config import Config
+from relax_actor.dcs.publisher import PolicyPublisher
+from relax_actor.dcs.receiver import PolicyReceiver
+from relax_actor.faults import point
+from relax_actor.ids import GroupId, PolicyVersion
+from relax_actor.protocol import BatchLease, BatchTrained, Opened
+from relax_actor.rl.advantage import group_advantages, has_signal
+from relax_actor.rl.batching import plan_updates
+from relax_actor.rl.staleness import histogram
+from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.step_stats import StepStats
+from relax_actor.trainers.base import TrainerBackend, TrainSequence
+from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.transfer_queue.storage import RowReader
+from transport.shm import ShmSpace
+
+T = TypeVar("T")
+Waiting = Generator[Reply[Any] | None, None, T]
+"""A part of `_life`: yields what it waits for, returns its result."""
+
+PARK_S = 20.0
+VERSION_FILE = "policy_version"
+"""In the run folder: the highest version ever published, so that a resumed run goes on above it."""
+
+
+class Trainer(Actor):
+    """The one rank that trains the policy.
+
+    Args:
+        config: the run's.
+        resume: a checkpoint folder to start from; empty starts from the model. A restarted incarnation
+            starts from the newest checkpoint of the run folder, if there is one.
+    """
+
+    def __init__(self, config: Config, resume: str = "") -> None:
+        self._config = config
+        self._backend = make_backend(config)
+        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._reader = RowReader(self._space)
+        self._queue = self.ctx.ref("queue", TransferQueue)
+        self._store = CheckpointStore(
+            self.ctx.run_dir / "checkpoints", keep=max(1, config.train.keep_checkpoints)
+        )
+        self._step, self._trained = 0, ""
+        self._load(Path(resume) if resume else None)
+        self._publisher = PolicyPublisher(self._space)
+        self._version = PolicyVersion(self._highest_version() + 1)
+        self._running = self._life()
+        self._waiting_for: deque[Reply[Any]] = deque()
+
+    def step(self) -> float | None:
+        """Go on with `_life` unless it waits for an answer."""
+        while self._waiting_for and self._waiting_for[0].done():
+            self._waiting_for.popleft()
+        if self._waiting_for:
+            return None
+        try:
+            reply = next(self._running)
+        except StopIteration:
+            self.ctx.finish()
+            return None
+        if reply is not None:
+            self._waiting_for.append(reply)
+        return 0.0
+
+    # -- the loop -------------------------------------------------------------------------------
+
+    def _life(self) -> Waiting[None]:
+        self._publish()
+        yield from self._call(
+            TransferQueue.open,
+            Opened(step=self._step, policy_version=self._version, trained=self._trained),
+        )
+        while self._step < self._config.run.steps:
+            batch, waited_s = yield from self._lease()
+            if batch is None:
+                break  # the dataset's prompts were dropped to the last: nothing left to train on
+            stats = StepStats(waited_s=waited_s)
+            yield from self._train(batch, stats)
+            self._step += 1
+            self._version = PolicyVersion(self._version + 1)
+            with self.ctx.events.span("publish", version=self._version):
+                self._publish()
+            yield from self._acknowledge(batch)
+            self._say_step(batch, stats)
+            if self._is_checkpoint_due():
+                self._checkpoint()
+        yield from self._until_finished()
+        self._checkpoint()
+
+    def _lease(self) -> Waiting[tuple[BatchLease | None, float]]:
+        started = time.monotonic()
+        with self.ctx.events.span("wait", step=self._step):
+            while True:
+                reply = self._queue.within(PARK_S * 2).ask(
+                    TransferQueue.lease_batch, self.ctx.holder, self._version, PARK_S
+                )
+                yield reply
+                batch = reply.result() if reply.exception() is None else None
+                if batch is not None:
+                    point("batch_leased")
+                    return batch, time.monotonic() - started
+                if (yield from self._is_over()):
+                    return None, 0.0
+
+    def _train(self, batch: BatchLease, stats: StepStats) -> Waiting[None]:
+        config = self._config.train
+        sequences = self._sequences(batch)
+        with self.ctx.events.span("train", step=self._step, samples=len(sequences)):
+            if config.updates_per_batch > 1 and config.ratio_base == "trainer":
+                for sequence, old in zip(sequences, self._backend.logprobs(sequences), strict=True):
+                    sequence.old_logprobs = old
+            updates = plan_updates(
+                sequences, updates=config.updates_per_batch, micro_batch_size=config.micro_batch_size
+            )
+            for microbatches in updates:
+                members = [sequence for microbatch in microbatches for sequence in microbatch]
+                self._backend.begin_update(
+                    total_tokens=sum(len(each.response) for each in members), total_sequences=len(members)
+                )
+                for microbatch in microbatches:
+                    stats.add(self._backend.accumulate(microbatch))
+                    yield None
+                stats.updated(self._backend.finish_update())
+        point("trained")
+
+    def _acknowledge(self, batch: BatchLease) -> Waiting[None]:
+        trained = BatchTrained(lease_id=batch.lease_id, step=self._step, policy_version=self._version)
+        self._trained = yield from self._call(TransferQueue.ack_batch, self.ctx.holder, trained)
+        point("acknowledged")
+
+    def _until_finished(self) -> Waiting[None]:
+        while not (yield from self._call(TransferQueue.await_finished, PARK_S)):
+            pass
+
+    def _is_over(self) -> Waiting[bool]:
+        return bool((yield from self._call(TransferQueue.await_finished, 0.0)))
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> Waiting[Any]:
+        """Ask the queue until it answers: its death costs a repetition, which it recognises."""
+        while True:
+            reply = self._queue.within(PARK_S * 2).ask(method, *args)
+            yield reply
+            if reply.exception() is None:
+                return reply.result()
+            self.ctx.events.emit("call_repeated", method=method.__name__, reason=str(reply.exception()))
+
+    # -- batch, weights, checkpoint -------------------------------------------------------------
+
+    def _sequences(self, batch: BatchLease) -> list[TrainSequence]:
+        rewards: dict[GroupId, list[float]] = {}
+        for sample in batch.samples:
+            rewards.setdefault(sample.group_id, []).append(sample.reward)
+        advantages = group_advantages(rewards, self._config.train.advantage_estimator)
+        dealt = {group: iter(values) for group, values in advantages.items()}
+        return [
+            TrainSequence(
+                prompt=self._reader.read(sample.prompt),
+                response=self._reader.read(sample.tokens),
+                rollout_logprobs=self._reader.read(sample.logprobs),
+                advantage=next(dealt[sample.group_id]),
+                has_signal=has_signal(rewards[sample.group_id]),
+            )
+            for sample in batch.samples
+        ]
+
+    def _publish(self) -> None:
+        started = time.monotonic()
+        manifest = self._publisher.publish(self._version, self._step, self._backend.weights())
+        (self.ctx.run_dir / VERSION_FILE).write_text(str(self._version))
+        self.ctx.events.emit(
+            "policy_published",
+            version=self._version,
+            step=self._step,
+            seconds=time.monotonic() - started,
+            nbytes=sum(bucket.nbytes for bucket in manifest.buckets),
+        )
+
+    def _highest_version(self) -> int:
+        file = self.ctx.run_dir / VERSION_FILE
+        recorded = int(file.read_text()) if file.exists() else -1
+        in_memory = PolicyReceiver(self._space).latest()
+        return max(recorded, -1 if in_memory is None else in_memory)
+
+    def _load(self, resume: Path | None) -> None:
+        checkpoint = self._store.open(resume) if resume else self._store.latest()
+        if checkpoint is None or (resume is None and self.ctx.incarnation == 1):
+            return
+        self._backend.load(checkpoint.path)
+        self._step, self._trained = int(checkpoint.meta["step"]), str(checkpoint.meta["trained"])
+        self.ctx.events.emit("checkpoint_loaded", step=self._step, path=str(checkpoint.path))
+
+    def _is_checkpoint_due(self) -> bool:
+        every = self._config.train.checkpoint_every
+        return bool(every) and self._step % every == 0 and self._step < self._config.run.steps
+
+    def _checkpoint(self) -> None:
+        started = time.monotonic()
+        meta = {"step": self._step, "policy_version": self._version, "trained": self._trained}
+        with self.ctx.events.span("checkpoint", step=self._step):
+            path = self._store.save(self._step, self._backend.save, meta)
+        self.ctx.events.emit(
+            "checkpoint_saved", step=self._step, path=str(path), seconds=time.monotonic() - started
+        )
+
+    def _say_step(self, batch: BatchLease, stats: StepStats) -> None:
+        rewards = [sample.reward for sample in batch.samples]
+        ages = histogram(batch.policy_version, [sample.oldest_version for sample in batch.samples])
+        self.ctx.events.emit(
+            "step",
+            step=self._step,
+            policy_version=self._version,
+            reward_mean=sum(rewards) / len(rewards),
+            samples=len(rewards),
+            groups=sorted({sample.group_id for sample in batch.samples}),
+            response_tokens=sum(sample.tokens.shape[0] for sample in batch.samples),
+            staleness={str(age): count for age, count in ages.items()},
+            **stats.fields(),
+        )
+
+
+def make_backend(config: Config) -> TrainerBackend:
+    """Make the training backend that the configuration names."""
+    from relax_actor.trainers.torch_backend import TorchBackend  # noqa: PLC0415 - torch, once, in the trainer
+
+    return TorchBackend(
+        config.model,
+        config.train,
+        temperature=config.rollout.temperature,
+        total_steps=config.run.steps,
+    )

@@ -1,0 +1,237 @@
+"""The fold: how each event changes what the ledger knows.
+
+Nothing is decided here, so that replaying a journal is the same as having lived it.
+"""
+
+from functools import singledispatch
+
+from relax_actor.ids import SampleIndex
+from relax_actor.protocol import Purpose
+from relax_actor.transfer_queue.ledger.groups import Group, RowState
+from relax_actor.transfer_queue.ledger.leases import Lease
+from relax_actor.transfer_queue.ledger.rewind import rewind
+from relax_actor.transfer_queue.ledger.state import LedgerState
+from relax_actor.transfer_queue.records import (
+    BatchAcked,
+    BatchLeased,
+    DroppedGroup,
+    DroppedSample,
+    DropReason,
+    EvalReported,
+    Event,
+    Fenced,
+    GroupDropped,
+    LeaseEnded,
+    LeaseKind,
+    PromptLeased,
+    Published,
+    RewardLeased,
+    RewardPut,
+    Rewound,
+    RowKey,
+    SampleDropped,
+    SamplePut,
+    StreamEnded,
+    Submitted,
+)
+
+
+@singledispatch
+def _apply(event: Event, state: LedgerState) -> None:
+    raise TypeError(f"{event!r} given to {state!r} is no event of the ledger")
+
+
+def apply(state: LedgerState, event: Event) -> None:
+    """Make the state what it is after `event`, which must be possible in it."""
+    _apply(event, state)
+
+
+@_apply.register
+def _submitted(event: Submitted, state: LedgerState) -> None:
+    state.add(event.group)
+
+
+@_apply.register
+def _stream_ended(_: StreamEnded, state: LedgerState) -> None:
+    state.stream_ended = True
+
+
+@_apply.register
+def _prompt_leased(event: PromptLeased, state: LedgerState) -> None:
+    group = state.groups[event.group_id]
+    group.holder = event.holder
+    for index in event.rows:
+        state.move(group, index, RowState.RUNNING, event.lease_id)
+        group.rows[index].version = event.version
+    state.set_deadline(group, event.group_until_s)
+    _add_lease(state, event, LeaseKind.PROMPT, {(event.group_id, index) for index in event.rows})
+    state.index.file(group)
+
+
+@_apply.register
+def _sample_put(event: SamplePut, state: LedgerState) -> None:
+    sample = event.sample
+    group = state.groups[sample.group_id]
+    state.move(group, sample.sample_index, RowState.SAMPLED)
+    row = group.rows[sample.sample_index]
+    row.version, row.sample = sample.oldest_version, sample
+    state.refer(row.refs)
+    group.let_go()
+    state.index.file(group)
+
+
+@_apply.register
+def _reward_leased(event: RewardLeased, state: LedgerState) -> None:
+    for group_id, index in event.rows:
+        state.move(state.groups[group_id], index, RowState.SCORING, event.lease_id)
+    _add_lease(state, event, LeaseKind.REWARD, set(event.rows))
+
+
+@_apply.register
+def _reward_put(event: RewardPut, state: LedgerState) -> None:
+    reward = event.reward
+    group = state.groups[reward.group_id]
+    row = group.rows[reward.sample_index]
+    row.reward, row.reward_lease_id = reward.reward, reward.lease_id
+    state.move(group, reward.sample_index, RowState.SCORED)
+    _settle_row(state, group)
+
+
+@_apply.register
+def _sample_dropped(event: SampleDropped, state: LedgerState) -> None:
+    group = state.groups[event.group_id]
+    row = group.rows[event.sample_index]
+    row.reward_lease_id, row.detail = row.lease_id, event.detail
+    state.drop_row(group, event.sample_index)
+    state.drop_log.append(
+        DroppedSample(
+            group_id=event.group_id,
+            sample_index=event.sample_index,
+            reason=DropReason.UNSCORED,
+            detail=event.detail,
+            origin=group.prompt.origin,
+        )
+    )
+    _settle_row(state, group)
+
+
+@_apply.register
+def _group_dropped(event: GroupDropped, state: LedgerState) -> None:
+    dropped = event.group
+    group = state.groups.get(dropped.group_id)
+    state.drop_log.append(dropped)
+    if group is not None and group.prompt.purpose is Purpose.EVAL:
+        _give_up_eval(state, group, dropped)
+        return
+    if group is None:
+        state.positions.take(dropped.group_id)
+        state.totals.submitted += dropped.samples
+    else:
+        state.forget(group)
+    state.positions.settle(dropped.group_id)
+    state.dropped[dropped.group_id] = dropped
+    state.totals.dropped += dropped.samples
+    state.totals.drops_in_a_row += 1
+
+
+@_apply.register
+def _batch_leased(event: BatchLeased, state: LedgerState) -> None:
+    rows: set[RowKey] = set()
+    for group_id in event.group_ids:
+        group = state.groups[group_id]
+        group.dealt = True
+        rows |= {(group_id, index) for index in group.indices(RowState.SCORED)}
+        state.index.file(group)
+    _add_lease(state, event, LeaseKind.BATCH, rows)
+
+
+@_apply.register
+def _batch_acked(event: BatchAcked, state: LedgerState) -> None:
+    for group_id in state.leases.remove(event.trained.lease_id).group_ids:
+        group = state.groups[group_id]
+        state.totals.trained += group.count(RowState.SCORED)
+        state.totals.unscored += group.count(RowState.DROPPED)
+        state.totals.trained_groups += 1
+        state.positions.settle(group_id)
+        state.forget(group)
+    state.totals.drops_in_a_row = 0
+    state.last_acked = event.trained.lease_id
+    state.version = event.trained.policy_version
+
+
+@_apply.register
+def _published(event: Published, state: LedgerState) -> None:
+    state.version = event.version
+
+
+@_apply.register
+def _lease_ended(event: LeaseEnded, state: LedgerState) -> None:
+    lease = state.leases.remove(event.lease_id)
+    for group_id, index in sorted(lease.rows):
+        group = state.groups[group_id]
+        if lease.kind is LeaseKind.PROMPT:
+            state.reset_row(group, index)
+        elif lease.kind is LeaseKind.REWARD:
+            group.rows[index].attempts += event.failed
+            state.move(group, index, RowState.SAMPLED)
+    for group_id in lease.group_ids:
+        _end_in_group(state.groups[group_id], lease.kind, failed=event.failed)
+        state.index.file(state.groups[group_id])
+
+
+@_apply.register
+def _fenced(event: Fenced, state: LedgerState) -> None:
+    state.fences[event.name] = event.incarnation
+
+
+@_apply.register
+def _rewound(event: Rewound, state: LedgerState) -> None:
+    rewind(state, event.trained)
+    state.version = event.version
+
+
+@_apply.register
+def _eval_reported(event: EvalReported, state: LedgerState) -> None:
+    del state.finished_evals[event.group_id]
+    state.forget(state.groups[event.group_id])
+
+
+def _add_lease(
+    state: LedgerState, event: PromptLeased | RewardLeased | BatchLeased, kind: LeaseKind, rows: set[RowKey]
+) -> None:
+    state.leases.add(
+        Lease(
+            lease_id=event.lease_id,
+            kind=kind,
+            holder=event.holder,
+            rows=rows,
+            since_s=event.since_s,
+            until_s=event.until_s,
+            version=None if isinstance(event, RewardLeased) else event.version,
+        )
+    )
+
+
+def _end_in_group(group: Group, kind: LeaseKind, *, failed: bool) -> None:
+    if kind is LeaseKind.BATCH:
+        group.dealt = False
+    if kind is LeaseKind.PROMPT:
+        group.attempts += failed
+        group.let_go()
+        if group.holder is None:
+            group.until_s = None  # waiting for a rollout is nobody's delay; attempts are bounded instead
+
+
+def _settle_row(state: LedgerState, group: Group) -> None:
+    state.index.file(group)
+    if not group.is_train and group.complete:
+        state.finished_evals[group.group_id] = ""
+
+
+def _give_up_eval(state: LedgerState, group: Group, dropped: DroppedGroup) -> None:
+    for index, row in enumerate(group.rows):
+        if row.state is not RowState.SCORED:
+            state.drop_row(group, SampleIndex(index))
+    group.let_go()
+    state.index.file(group)
+    state.finished_evals[group.group_id] = f"{dropped.reason}: {dropped.detail}"

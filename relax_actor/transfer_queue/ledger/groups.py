@@ -1,0 +1,154 @@
+"""A prompt and the state of each of its samples."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.protocol import (
+    PromptGroup,
+    Purpose,
+    RewardTask,
+    SampleReady,
+    TensorRef,
+    TrainSample,
+)
+from relax_actor.transfer_queue.records import EvalResult
+
+
+class RowState(StrEnum):
+    """Where a sample is on its way round the loop; backwards only when a lease ends without it."""
+
+    WAITING = "waiting"  # for a rollout
+    RUNNING = "running"  # leased to a rollout
+    SAMPLED = "sampled"  # waits for a reward actor
+    SCORING = "scoring"  # leased to a reward actor
+    SCORED = "scored"  # waits for its group, or for the trainer
+    DROPPED = "dropped"
+
+
+@dataclass(slots=True)
+class Row:
+    """One sample."""
+
+    state: RowState = RowState.WAITING
+    lease_id: LeaseId | None = None  # while running or scoring
+    version: PolicyVersion | None = None  # of its oldest token; while running, of its lease
+    sample: SampleReady | None = None  # since sampled; kept when dropped, to know a duplicate
+    reward: float | None = None
+    reward_lease_id: LeaseId | None = None  # under which it was scored or dropped
+    attempts: int = 0  # reward leases that ended without a reward
+    detail: str = ""  # why it was dropped
+
+    @property
+    def refs(self) -> tuple[TensorRef, ...]:
+        """Return the arrays this row keeps in shared memory."""
+        if self.sample is None or self.state is RowState.DROPPED:
+            return ()
+        return (self.sample.tokens, self.sample.logprobs, self.sample.versions)
+
+
+@dataclass(slots=True)
+class Group:
+    """One prompt with its rows."""
+
+    prompt: PromptGroup
+    rows: list[Row] = field(default_factory=list)
+    holder: Holder | None = None  # the one rollout that samples it now
+    attempts: int = 0  # prompt leases that ended without all samples
+    until_s: float | None = None  # the deadline; None while no rollout has had it
+    dealt: bool = False  # in the trainer's hands
+
+    @classmethod
+    def of(cls, prompt: PromptGroup) -> "Group":
+        """Return a group of which nothing is sampled."""
+        return cls(prompt, [Row() for _ in range(prompt.samples)])
+
+    @property
+    def group_id(self) -> GroupId:
+        """Return the position in the prompt stream."""
+        return self.prompt.group_id
+
+    @property
+    def is_train(self) -> bool:
+        """Whether it is trained on, not only looked at."""
+        return self.prompt.purpose is Purpose.TRAIN
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample is scored or dropped."""
+        return all(row.state in (RowState.SCORED, RowState.DROPPED) for row in self.rows)
+
+    @property
+    def oldest_version(self) -> PolicyVersion | None:
+        """Return the lowest version of any token that may be trained; None while nothing has started."""
+        return min((row.version for row in self.rows if row.version is not None), default=None)
+
+    def count(self, state: RowState) -> int:
+        """Return how many rows are in `state`."""
+        return sum(row.state is state for row in self.rows)
+
+    def indices(self, state: RowState) -> list[SampleIndex]:
+        """Return the rows in `state`, in order."""
+        return [SampleIndex(i) for i, row in enumerate(self.rows) if row.state is state]
+
+    def let_go(self) -> None:
+        """Let any rollout have what is left, once no sample is running."""
+        if not self.count(RowState.RUNNING):
+            self.holder = None
+
+
+def reward_task(group: Group, index: SampleIndex, lease_id: LeaseId) -> RewardTask:
+    """Return what a reward actor gets of a sampled row."""
+    sample = _sample(group.rows[index])
+    return RewardTask(
+        lease_id=lease_id,
+        group_id=group.group_id,
+        sample_index=index,
+        tokens=sample.tokens,
+        label=group.prompt.label,
+        origin=group.prompt.origin,
+        finish_reason=sample.finish_reason,
+        extra=group.prompt.extra,
+    )
+
+
+def train_samples(group: Group) -> list[TrainSample]:
+    """Return what the trainer gets of a complete group: its scored rows, in order."""
+    return [_train_sample(group.prompt, row) for row in group.rows if row.state is RowState.SCORED]
+
+
+def eval_result(group: Group, detail: str) -> EvalResult:
+    """Return what an evaluation prompt came to."""
+    rewards = tuple(row.reward for row in group.rows if row.reward is not None)
+    details = [row.detail for row in group.rows if row.detail]
+    return EvalResult(
+        eval_set=group.prompt.eval_set,
+        group_id=group.group_id,
+        policy_version=group.oldest_version,
+        rewards=rewards,
+        missing=len(group.rows) - len(rewards),
+        detail=detail or "; ".join(sorted(set(details))),
+    )
+
+
+def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
+    sample = _sample(row)
+    if row.reward is None:
+        raise AssertionError(f"a scored row of group {prompt.group_id} has no reward")
+    return TrainSample(
+        group_id=prompt.group_id,
+        sample_index=sample.sample_index,
+        prompt=prompt.tokens,
+        tokens=sample.tokens,
+        logprobs=sample.logprobs,
+        versions=sample.versions,
+        oldest_version=sample.oldest_version,
+        reward=row.reward,
+        finish_reason=sample.finish_reason,
+    )
+
+
+def _sample(row: Row) -> SampleReady:
+    if row.sample is None:
+        raise AssertionError(f"a {row.state} row has no sample")
+    return row.sample

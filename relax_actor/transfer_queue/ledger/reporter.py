@@ -1,0 +1,85 @@
+"""The questions a ledger answers about itself, without a change of what it knows."""
+
+from relax_actor.ids import GroupId, PolicyVersion
+from relax_actor.protocol import Accounting
+from relax_actor.transfer_queue.ledger import report, waiting
+from relax_actor.transfer_queue.ledger.decider import Decider
+from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, TrainedSet
+
+
+class Reporter(Decider):
+    """A ledger as those see it who watch a run."""
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The newest published policy version."""
+        return self._state.version
+
+    @property
+    def open_evals(self) -> int:
+        """Evaluation prompts whose result was not handed out yet."""
+        return len(self._state.groups) - self._state.train_groups
+
+    @property
+    def regenerated(self) -> int:
+        """Train samples that rewinds threw away."""
+        return self._state.totals.regenerated
+
+    def accounting(self) -> Accounting:
+        """Return where every train sample is; balances after every event (I2)."""
+        return report.accounting(self._state)
+
+    def dropped_by_reason(self) -> dict[str, int]:
+        """Return dropped train samples by reason; they add up to `Accounting.dropped`."""
+        return report.dropped_by_reason(self._state)
+
+    def take_dropped(self) -> list[DroppedGroup | DroppedSample]:
+        """Return what was dropped since the last call, for the event log."""
+        taken, self._state.drop_log = self._state.drop_log, []
+        return taken
+
+    def waiting_on(self) -> str:
+        """Say in a sentence what the trainer waits for, as of the last `now`."""
+        return waiting.waiting_on(self._state, wanted=self._wanted(), room=self.room(), now=self._now_s)
+
+    def hopeless(self) -> str:
+        """Say why no batch will ever be complete, or nothing."""
+        return report.hopeless(self._state)
+
+    def take_freed(self) -> list[str]:
+        """Return the segments that lost their last array since the last call."""
+        taken, self._state.freed = self._state.freed, []
+        return [segment for segment in dict.fromkeys(taken) if segment not in self._state.references]
+
+    def segments(self) -> frozenset[str]:
+        """Return the segments that are needed; after a restart, all others of the queue can go."""
+        return frozenset(self._state.references)
+
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self._wanted() == 0
+
+    def room(self) -> int:
+        """Return how many train prompts may be submitted now."""
+        state = self._state
+        if state.stream_ended:
+            return 0
+        in_window = self.config.window - state.train_groups
+        in_run = self.config.total_groups - state.totals.trained_groups - state.train_groups
+        return max(0, min(in_window, in_run))
+
+    def upcoming(self) -> tuple[GroupId, ...]:
+        """Return the positions of the prompt stream that may be submitted now, in order."""
+        return tuple(self._state.positions.upcoming(self.room()))
+
+    def trained_groups(self) -> TrainedSet:
+        """Return which positions are done with: a part of every checkpoint."""
+        return report.trained_set(self._state)
+
+    def _wanted(self) -> int:
+        """Return how many groups the next batch has."""
+        state = self._state
+        left = self.config.total_groups - state.totals.trained_groups
+        return max(
+            0, min(self.config.groups_per_batch, state.train_groups if state.stream_ended else left, left)
+        )

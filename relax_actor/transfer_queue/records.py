@@ -1,0 +1,276 @@
+"""What the TransferQueue's ledger decides, says and remembers: small, immutable, serialisable records.
+
+Every decision of the ledger is a list of events. An event states a fact in the past and holds all that is
+needed to apply it again, so that a journal of events is the ledger (see `ledger` and `journal`).
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.protocol import BatchTrained, PromptGroup, RewardReady, SampleReady
+
+RowKey = tuple[GroupId, SampleIndex]
+"""What identifies a row of the queue."""
+
+
+class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits a ledger decides by."""
+
+    groups_per_batch: int
+    samples_per_prompt: int
+    max_staleness: int
+    total_groups: int  # train groups the run needs: steps * groups_per_batch
+    min_valid_samples: int
+    max_attempts: int
+    prompt_lease_s: float
+    reward_lease_s: float
+    batch_lease_s: float
+    group_deadline_s: float
+    refill_limit: int = 1000  # groups dropped since the last trained batch before the run is hopeless
+
+    @property
+    def window(self) -> int:
+        """Train groups that may be unfinished or untrained at once."""
+        return self.groups_per_batch * (self.max_staleness + 1)
+
+
+class Put(StrEnum):
+    """What became of something put into the queue; none of them is to be sent again."""
+
+    ACCEPTED = "accepted"
+    DUPLICATE = "duplicate"  # it is here already: the answer to the first attempt got lost
+    STALE = "stale"  # its lease has ended: someone else does the work, or nobody needs it
+
+
+class DropReason(StrEnum):
+    """Why samples will never be trained."""
+
+    REJECTED = "rejected"  # the prompt cannot be sampled at all
+    UNSCORED = "unscored"  # one sample without a reward
+    FEW_VALID = "few valid samples"
+    POISON = "poison"  # whoever samples it dies
+    DEADLINE = "deadline"
+    STALE = "stale"
+
+
+class Refusal(StrEnum):
+    """Why a message was not acted on; counted."""
+
+    OLD_INCARNATION = "old incarnation"
+    STALE_LEASE = "stale lease"
+    DUPLICATE = "duplicate"
+    VERSION = "other policy version"
+    OUT_OF_TURN = "out of turn"  # a prompt without room, or not the next one
+
+
+class LeaseKind(StrEnum):
+    """What is on loan."""
+
+    PROMPT = "prompt"
+    REWARD = "reward"
+    BATCH = "batch"
+
+
+class DroppedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that will never be trained, and why."""
+
+    group_id: GroupId
+    samples: int
+    reason: DropReason
+    detail: str
+    origin: str
+
+
+class DroppedSample(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample that will not be trained though its group may be."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    reason: DropReason
+    detail: str
+    origin: str
+
+
+class TrainedSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Which positions of the prompt stream are done with; a part of every checkpoint, JSON-able."""
+
+    watermark: GroupId = GroupId(0)  # every position below is trained or dropped
+    extras: tuple[GroupId, ...] = ()  # trained positions at or above the watermark
+    dropped: tuple[DroppedGroup, ...] = ()  # all of them, below and above
+    groups: int = 0  # trained
+    samples: int = 0  # trained
+    unscored: int = 0  # samples dropped from groups that were trained
+
+
+class Expired(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease that ran out: who was late, with what."""
+
+    kind: LeaseKind
+    lease_id: LeaseId
+    holder: Holder
+    group_ids: tuple[GroupId, ...]
+
+
+class EvalResult(msgspec.Struct, frozen=True, kw_only=True):
+    """An evaluation prompt whose samples are all scored or given up."""
+
+    eval_set: str
+    group_id: GroupId
+    policy_version: PolicyVersion | None  # the oldest that sampled it; None when nothing was sampled
+    rewards: tuple[float, ...]  # of the scored samples, by sample index
+    missing: int  # samples without a reward
+    detail: str = ""  # why some are missing
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean over the scored samples; None without any."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+
+class Submitted(msgspec.Struct, frozen=True, kw_only=True, tag="submitted"):
+    """A prompt entered the queue."""
+
+    group: PromptGroup
+
+
+class StreamEnded(msgspec.Struct, frozen=True, kw_only=True, tag="stream_ended"):
+    """No further prompt will come."""
+
+
+class PromptLeased(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_leased"):
+    """A rollout took samples of one prompt."""
+
+    lease_id: LeaseId
+    holder: Holder
+    group_id: GroupId
+    rows: tuple[SampleIndex, ...]
+    version: PolicyVersion
+    since_s: float
+    until_s: float
+    group_until_s: float
+
+
+class SamplePut(msgspec.Struct, frozen=True, kw_only=True, tag="sample_put"):
+    """A rollout finished a sample."""
+
+    sample: SampleReady
+
+
+class RewardLeased(msgspec.Struct, frozen=True, kw_only=True, tag="reward_leased"):
+    """A reward actor took samples to score."""
+
+    lease_id: LeaseId
+    holder: Holder
+    rows: tuple[RowKey, ...]
+    since_s: float
+    until_s: float
+
+
+class RewardPut(msgspec.Struct, frozen=True, kw_only=True, tag="reward_put"):
+    """A sample got its reward: finite."""
+
+    reward: RewardReady
+
+
+class SampleDropped(msgspec.Struct, frozen=True, kw_only=True, tag="sample_dropped"):
+    """A sample will get no reward."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    detail: str
+
+
+class GroupDropped(msgspec.Struct, frozen=True, kw_only=True, tag="group_dropped"):
+    """A group will never be trained; it may not even have been submitted."""
+
+    group: DroppedGroup
+
+
+class BatchLeased(msgspec.Struct, frozen=True, kw_only=True, tag="batch_leased"):
+    """The trainer took a batch."""
+
+    lease_id: LeaseId
+    holder: Holder
+    group_ids: tuple[GroupId, ...]
+    version: PolicyVersion
+    since_s: float
+    until_s: float
+
+
+class BatchAcked(msgspec.Struct, frozen=True, kw_only=True, tag="batch_acked"):
+    """The trainer trained on a batch and published."""
+
+    trained: BatchTrained
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True, tag="published"):
+    """A policy version can be sampled from."""
+
+    version: PolicyVersion
+
+
+class LeaseEnded(msgspec.Struct, frozen=True, kw_only=True, tag="lease_ended"):
+    """A lease was taken back; what was not finished under it can be leased again."""
+
+    lease_id: LeaseId
+    failed: bool  # it counts as an attempt
+
+
+class Fenced(msgspec.Struct, frozen=True, kw_only=True, tag="fenced"):
+    """Incarnations of `name` below `incarnation` are not listened to any more."""
+
+    name: str
+    incarnation: int
+
+
+class Rewound(msgspec.Struct, frozen=True, kw_only=True, tag="rewound"):
+    """The trainer came back from a checkpoint: what it has not trained is sampled anew."""
+
+    trained: TrainedSet
+    version: PolicyVersion
+
+
+class EvalReported(msgspec.Struct, frozen=True, kw_only=True, tag="eval_reported"):
+    """The result of an evaluation prompt was handed out."""
+
+    group_id: GroupId
+
+
+Event = (
+    Submitted
+    | StreamEnded
+    | PromptLeased
+    | SamplePut
+    | RewardLeased
+    | RewardPut
+    | SampleDropped
+    | GroupDropped
+    | BatchLeased
+    | BatchAcked
+    | Published
+    | LeaseEnded
+    | Fenced
+    | Rewound
+    | EvalReported
+)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[Event])
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """Return the MessagePack bytes of some events."""
+    return _ENCODER.encode(events)
+
+
+def decode_events(data: bytes) -> list[Event]:
+    """Return the events in MessagePack bytes.
+
+    Raises:
+        msgspec.ValidationError: the bytes are MessagePack but not events.
+        msgspec.DecodeError: the bytes are not MessagePack.
+    """
+    return _DECODER.decode(data)

@@ -1,0 +1,601 @@
+"""One suite for every engine: the scripted fake is proven here to keep the real ones' promises."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from relax_actor.engines.base import Request, SamplingParams
+from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
+from relax_actor.engines.scripted import ScriptedEngine
+from relax_actor.engines.transformers_engine import TransformersEngine
+from relax_actor.protocol import FinishReason
+
+VOCABULARY, CONTEXT, SEED = 103, 96, 11
+STOPS = (2, 3)
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": CONTEXT,
+    "initializer_range": 0.3,  # far from uniform, so that a wrong mask shows
+    "pad_token_id": STOPS[0],  # the same as the end token, as many tokenizers have it
+    "eos_token_id": STOPS[0],
+}
+CONFIGS = {
+    "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True),
+    "llama": LlamaConfig(**TINY, tie_word_embeddings=False),
+    "qwen2": Qwen2Config(**TINY, tie_word_embeddings=True),
+}
+REAL = ["qwen3", "llama", "qwen2"]
+
+
+class Model:
+    """A tiny model: its config.json for engines, its weights to install, itself as the reference."""
+
+    def __init__(self, folder: Path, config, seed: int) -> None:
+        self.folder = folder
+        config.save_pretrained(folder)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+    def weights(self):
+        return list(self.model.named_parameters())  # a tied head is not among them
+
+    @torch.inference_mode()
+    def logprobs(self, prompt, tokens, temperature=1.0):
+        """Recompute everything, one sequence, without a cache."""
+        ids = torch.tensor([[*prompt, *map(int, tokens)]])
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        return (logits / temperature).log_softmax(-1).gather(-1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Two policies of every architecture: other seeds, one shape."""
+    return {
+        name: [Model(tmp_path_factory.mktemp(name), config, seed) for seed in (0, 1)]
+        for name, config in CONFIGS.items()
+    }
+
+
+@pytest.fixture
+def build(models):
+    """Make an engine of a kind: `scripted`, an architecture, or `alone`, which is deterministic."""
+
+    def make(kind="qwen3", *, slots=16, seed=SEED, installed=True, **changes):
+        name = "qwen3" if kind in ("alone", "scripted") else kind
+        if kind == "scripted":
+            shapes = {n: tuple(w.shape) for n, w in models[name][0].weights()}
+            engine = ScriptedEngine(
+                seed=seed,
+                slots=slots,
+                vocab=range(4, VOCABULARY),
+                stop_token_id=STOPS[0],
+                context=CONTEXT,
+                shapes=shapes,
+            )
+        else:
+            changes = {"dtype": "float32", "deterministic": kind == "alone", **changes}
+            engine = TransformersEngine(models[name][0].folder, seed=seed, slots=slots, **changes)
+        if installed:
+            engine.install(0, models[name][0].weights())
+        return engine
+
+    return make
+
+
+@pytest.fixture(params=["scripted", "qwen3", "llama", "alone"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def engine(build, kind):
+    return build(kind)
+
+
+def request(group=0, sample=0, prompt=(5, 6, 7, 8), max_new=8, **changes):
+    params = SamplingParams(max_new_tokens=max_new, **changes)
+    return Request(group_id=group, sample_index=sample, prompt=tuple(prompt), params=params)
+
+
+def ragged(count=12, **changes):
+    """Prompts of many lengths, some with a common beginning, some twice."""
+    rng = np.random.default_rng(5)
+    prefix = rng.integers(4, VOCABULARY, 20).tolist()
+    bodies = [rng.integers(4, VOCABULARY, 1 + 4 * (i % 5)).tolist() for i in range(count)]
+    prompts = [prefix + body if i % 3 else body for i, body in enumerate(bodies)]
+    return [
+        request(group=i, sample=s, prompt=prompt, max_new=3 + i % 6, **changes)
+        for i, prompt in enumerate(prompts)
+        for s in range(1 + i % 2)
+    ]
+
+
+def drain(engine, done=None):
+    """Step until nothing is in flight; return completions by key."""
+    done = {} if done is None else done
+    for _ in range(500):
+        if not engine.in_flight:
+            return done
+        done.update({c.request.key: c for c in engine.step()})
+    pytest.fail("the engine does not finish")
+
+
+def run(engine, requests):
+    """Sample all requests, as many at once as fit."""
+    waiting, done = list(requests), {}
+    while waiting or engine.in_flight:
+        free = engine.free_slots
+        engine.submit(waiting[:free])
+        waiting = waiting[free:]
+        done.update({c.request.key: c for c in engine.step()})
+    return done
+
+
+def tokens_of(done):
+    return {key: c.tokens.tolist() for key, c in done.items()}
+
+
+# Every engine
+
+
+def test_a_fresh_engine_has_no_version_and_refuses_requests(build, kind):
+    engine = build(kind, installed=False)
+
+    assert engine.version is None
+    with pytest.raises(EngineNotReadyError, match="install"):
+        engine.submit([request()])
+    with pytest.raises(EngineNotReadyError):
+        engine.step()
+
+
+def test_install_sets_the_version(engine, models):
+    assert engine.version == 0
+    engine.install(3, models["qwen3"][0].weights()[:1])
+    engine.install(3, [])
+    assert engine.version == 3
+
+
+def test_a_lower_version_is_refused_and_nothing_changes(engine):
+    engine.install(3, [])
+    with pytest.raises(ValueError, match="2 is lower than 3"):
+        engine.install(2, [])
+    assert engine.version == 3
+
+
+def test_an_unknown_weight_or_a_wrong_shape_is_refused_until_a_whole_install(engine):
+    with pytest.raises(KeyError, match=r"no\.such"):
+        engine.install(1, [("no.such", torch.zeros(1))])
+    assert engine.version is None
+    with pytest.raises(ValueError, match=r"model\.norm\.weight.*\[7\].*\[64\]"):
+        engine.install(1, [("model.norm.weight", torch.zeros(7))])
+    with pytest.raises(EngineNotReadyError):
+        engine.submit([request()])
+
+    engine.install(1, [("model.norm.weight", torch.ones(64))])
+    engine.submit([request()])
+
+
+def test_slots_are_counted_and_used_again(engine):
+    engine.submit([request(sample=i, max_new=1 + i) for i in range(16)])
+    assert (engine.free_slots, engine.in_flight) == (0, 16)
+    with pytest.raises(ValueError, match="1 requests do not fit into 0 free slots"):
+        engine.submit([request(group=1)])
+
+    for round_ in range(1, 4):
+        drain(engine)
+        assert (engine.free_slots, engine.in_flight) == (16, 0)
+        engine.submit([request(group=round_, sample=i) for i in range(16)])
+
+
+def test_finished_requests_are_returned_at_once(engine):
+    engine.submit([request(sample=i, max_new=i) for i in (1, 2, 3)])
+    returned = [[c.request.sample_index for c in engine.step()] for _ in range(3)]
+    assert returned == [[1], [2], [3]]
+    assert engine.step() == []
+
+
+def test_a_completion_has_one_log_prob_and_version_for_every_token(engine):
+    for completion in run(engine, ragged(stop_token_ids=STOPS)).values():
+        n = len(completion.tokens)
+        assert 1 <= n <= completion.request.params.max_new_tokens
+        assert completion.tokens.shape == completion.logprobs.shape == completion.versions.shape == (n,)
+        assert (completion.tokens.dtype, completion.logprobs.dtype) == (np.int32, np.float32)
+        assert completion.versions.dtype == np.int32
+        assert np.isfinite(completion.logprobs).all()
+        assert (completion.logprobs <= 0).all()
+        assert (completion.versions == 0).all()
+        assert ((completion.tokens >= 0) & (completion.tokens < VOCABULARY)).all()
+
+
+def test_any_stop_token_ends_a_sample_and_is_its_last_token(engine):
+    """Every third token stops, so that both reasons are seen."""
+    stops = tuple(range(4, VOCABULARY, 3))
+    done = run(engine, [request(sample=i, max_new=4, stop_token_ids=stops) for i in range(16)])
+
+    reasons = {completion.finish_reason for completion in done.values()}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+    for completion in done.values():
+        stopped = [token in stops for token in completion.tokens.tolist()]
+        assert not any(stopped[:-1])
+        assert stopped[-1] == (completion.finish_reason is FinishReason.STOP)
+        assert stopped[-1] or len(stopped) == 4
+
+
+def test_without_stop_tokens_a_sample_has_its_full_length(engine):
+    for completion in run(engine, [request(sample=i, max_new=30) for i in range(4)]).values():
+        assert len(completion.tokens) == 30
+        assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_a_sample_is_clipped_to_the_context(engine):
+    prompt = [5] * (CONTEXT - 3)
+    done = run(
+        engine, [request(prompt=prompt, max_new=1024), request(group=1, prompt=prompt[:-1], max_new=2)]
+    )
+
+    assert len(done[0, 0].tokens) == 3
+    assert done[0, 0].finish_reason is FinishReason.LENGTH
+    assert len(done[1, 0].tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (request(group=9, prompt=()), "empty"),
+        (
+            request(group=9, prompt=[5] * CONTEXT),
+            f"{CONTEXT} tokens leaves no room in a context of {CONTEXT}",
+        ),
+        (request(group=9, prompt=[5] * 50_000), "50000"),
+        (request(group=9, max_new=0), "max_new_tokens is 0"),
+    ],
+)
+def test_a_request_that_cannot_be_sampled_is_refused_with_its_key(engine, bad, says):
+    with pytest.raises(RequestError, match=says) as caught:
+        engine.submit([request(), bad])
+    assert caught.value.key == (9, 0)
+    assert isinstance(caught.value, ValueError)
+    assert engine.in_flight == 0  # all or none
+
+
+def test_a_key_is_in_flight_once(engine):
+    engine.submit([request()])
+    with pytest.raises(RequestError, match="in flight"):
+        engine.submit([request()])
+    with pytest.raises(RequestError, match="in flight"):
+        engine.submit([request(group=1), request(group=1)])
+    drain(engine)
+    engine.submit([request()])
+
+
+def test_abort_returns_the_tokens_so_far(engine):
+    engine.submit([request(sample=i, max_new=20) for i in range(5)])
+    for _ in range(3):
+        engine.step()
+    engine.submit([request(group=1, max_new=20)])
+
+    aborted = {c.request.key: c for c in engine.abort([(0, 1), (0, 3), (1, 0), (7, 7)])}
+
+    assert {key: len(c.tokens) for key, c in aborted.items()} == {(0, 1): 3, (0, 3): 3, (1, 0): 0}
+    assert all(c.finish_reason is FinishReason.ABORT for c in aborted.values())
+    assert engine.in_flight == 3
+    assert sorted(drain(engine)) == [(0, 0), (0, 2), (0, 4)]
+
+
+def test_abort_disturbs_no_other_sample(build, kind):
+    requests = [request(sample=i, max_new=12) for i in range(6)]
+    undisturbed = tokens_of(run(build(kind), requests))
+    engine = build(kind)
+    engine.submit(requests)
+    engine.step()
+    engine.abort([(0, 0), (0, 2)])
+
+    assert tokens_of(drain(engine)) == {key: undisturbed[key] for key in [(0, 1), (0, 3), (0, 4), (0, 5)]}
+
+
+def test_an_install_in_mid_sequence_marks_the_tokens_that_follow(engine):
+    engine.submit([request(max_new=6)])
+    engine.step()
+    engine.step()
+    engine.install(4, [])
+    engine.submit([request(group=1, max_new=2)])
+    done = drain(engine)
+
+    assert done[0, 0].versions.tolist() == [0, 0, 4, 4, 4, 4]
+    assert done[1, 0].versions.tolist() == [4, 4]
+
+
+def test_samples_do_not_depend_on_replica_order_or_neighbours(build, kind):
+    requests = ragged(10, stop_token_ids=STOPS)
+    first = tokens_of(run(build(kind), requests))
+
+    assert tokens_of(run(build(kind, slots=3), requests[::-1])) == first
+    replica = build(kind)
+    for one in requests[4:7]:
+        assert tokens_of(run(replica, [one])) == {one.key: first[one.key]}
+
+
+def test_samples_of_a_prompt_differ_and_so_do_seeds(build, kind):
+    requests = [request(sample=i, max_new=10) for i in range(8)]
+    done = tokens_of(run(build(kind), requests))
+
+    assert len({tuple(tokens) for tokens in done.values()}) == 8
+    assert tokens_of(run(build(kind, seed=SEED + 1), requests)) != done
+
+
+def test_at_temperature_0_all_samples_of_a_prompt_are_equal(engine):
+    done = run(engine, [request(sample=i, temperature=0.0, stop_token_ids=STOPS) for i in range(4)])
+    assert len({tuple(c.tokens.tolist()) for c in done.values()}) == 1
+
+
+def test_forbidden_tokens_are_never_sampled(engine):
+    forbidden = (*STOPS, *range(4, 90))
+    done = run(engine, [request(sample=i, max_new=10, forbidden_token_ids=forbidden) for i in range(8)])
+    assert not {int(t) for c in done.values() for t in c.tokens} & set(forbidden)
+
+
+def test_evaluation_groups_have_negative_ids(engine):
+    done = run(engine, [request(group=-3, sample=i) for i in range(2)])
+    assert sorted(done) == [(-3, 0), (-3, 1)]
+
+
+# The engines with a model
+
+
+def assert_exact(model, done, temperature=1.0):
+    for completion in done.values():
+        exact = model.logprobs(completion.request.prompt, completion.tokens, temperature)
+        np.testing.assert_allclose(completion.logprobs, exact, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(params=[*REAL, "alone"])
+def real(request):
+    return request.param
+
+
+@pytest.fixture
+def model(models, real):
+    return models["qwen3" if real == "alone" else real][0]
+
+
+@pytest.fixture
+def other(models, real):
+    """Another policy of the same shape."""
+    return models["qwen3" if real == "alone" else real][1]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_log_probs_are_those_of_a_plain_forward(build, real, model, temperature):
+    """Ragged prompts, joins in mid-flight, compaction, growth of the cache and shared prefixes at once."""
+    requests = ragged(14, temperature=temperature, stop_token_ids=STOPS)
+    requests.append(request(group=50, prompt=[9] * 40, max_new=50, temperature=temperature))
+    engine, done = build(real, slots=9), {}
+    while requests or engine.in_flight:
+        joining, requests = requests[: min(2, engine.free_slots)], requests[min(2, engine.free_slots) :]
+        engine.submit(joining)
+        done.update({c.request.key: c for c in engine.step()})
+
+    assert len(done) == 22
+    assert_exact(model, done, temperature)
+
+
+def test_greedy_takes_the_best_token(build, real, model):
+    completion = run(build(real), [request(temperature=0.0)])[0, 0]
+    ids = torch.tensor([[*completion.request.prompt, *completion.tokens.tolist()]])
+    with torch.inference_mode():
+        best = model.model(input_ids=ids).logits[0, 3:-1].argmax(-1)
+    assert completion.tokens.tolist() == best.tolist()
+    assert_exact(model, {(0, 0): completion})
+
+
+def test_after_an_install_log_probs_are_those_of_the_new_weights(build, real, other):
+    """Also where prompts begin like one whose keys and values the old weights left behind."""
+    prefix = list(range(4, 54))
+    engine = build(real)
+    run(engine, [request(prompt=[*prefix, 60])])
+    engine.install(1, other.weights())
+
+    assert_exact(other, run(engine, [request(prompt=[*prefix, 61]), request(group=1, prompt=[*prefix, 62])]))
+
+
+def test_every_position_has_randomness_of_its_own(build, real, model):
+    """With weights of 0 all tokens are equally likely, everywhere."""
+    engine = build(real)
+    engine.install(1, [(name, torch.zeros_like(value)) for name, value in model.weights()])
+    completion = run(engine, [request(max_new=20)])[0, 0]
+
+    assert completion.logprobs == pytest.approx(-np.log(VOCABULARY))
+    assert len(set(completion.tokens.tolist())) > 10
+
+
+def test_installed_weights_are_copies(build, real, model):
+    weights = [(name, value.clone()) for name, value in model.weights()]
+    engine = build(real, installed=False)
+    engine.install(0, weights)
+    for _, value in weights:
+        value.data.zero_()
+
+    assert_exact(model, run(engine, ragged(4)))
+
+
+def test_a_tied_weight_may_come_under_either_name(build, models):
+    model = models["qwen3"][0]
+    renamed = [
+        ("lm_head.weight" if name == "model.embed_tokens.weight" else name, value)
+        for name, value in model.weights()
+    ]
+    engine = build(installed=False)
+    engine.install(0, renamed)
+
+    assert_exact(model, run(engine, ragged(4)))
+
+
+def test_requests_in_flight_keep_their_keys_and_values_over_an_install(build, real, models, other):
+    """The token after the install is that of the new weights over the old cache: neither policy's own."""
+    engine = build(real)
+    engine.submit([request(max_new=2)])
+    engine.step()
+    engine.install(1, other.weights())
+    completion = drain(engine)[0, 0]
+
+    exact = other.logprobs(completion.request.prompt, completion.tokens)
+    assert abs(completion.logprobs[1] - exact[1]) > 1e-3
+
+
+def test_no_version_is_sampled_from_random_weights(build, real, model):
+    """Weights come by install only, so the folder holds none."""
+    assert not list(model.folder.glob("*.safetensors"))
+    assert build(real, installed=False).version is None
+
+
+def test_a_shared_prefix_changes_no_log_prob(build):
+    """The same samples, once with their common beginning computed once and once each for itself."""
+    prefix = list(range(4, 54))
+    requests = [request(group=g, sample=s, prompt=[*prefix, 60 + g]) for g in range(8) for s in range(2)]
+    together = run(build(), requests)
+    apart = {}
+    for one in requests:
+        apart.update(run(build(), [one]))
+
+    assert tokens_of(together) == tokens_of(apart)
+    for key, completion in together.items():
+        np.testing.assert_allclose(completion.logprobs, apart[key].logprobs, atol=1e-5, rtol=0)
+
+
+def shapes_fed(engine, monkeypatch):
+    """Record rows and columns of what each forward is given."""
+    fed, forward = [], engine._decoder.forward
+
+    def recorded(cache, window, tokens, last):
+        fed.append(tuple(tokens.shape))
+        return forward(cache, window, tokens, last)
+
+    monkeypatch.setattr(engine._decoder, "forward", recorded)
+    return fed
+
+
+def test_a_shared_prefix_is_computed_once(build, monkeypatch):
+    """128 requests for 16 questions after 50 common tokens: one forward of 50, one of 16 questions."""
+    engine = build(slots=128)
+    fed = shapes_fed(engine, monkeypatch)
+    prefix = list(range(4, 54))
+    requests = [
+        request(group=g, sample=s, prompt=[*prefix, 60 + g, 70, 71], max_new=1)
+        for g in range(16)
+        for s in range(8)
+    ]
+    engine.submit(requests)
+    engine.step()
+    assert fed == [(1, 50), (16, 3)]
+
+    fed.clear()
+    engine.submit([request(group=16, prompt=[*prefix, 99, 70, 71], max_new=1)])  # the prefix is remembered
+    engine.step()
+    assert fed == [(1, 3)]
+
+
+def test_finished_rows_cost_nothing(build, monkeypatch):
+    engine = build()
+    fed = shapes_fed(engine, monkeypatch)
+    run(engine, [request(sample=i, max_new=n) for i, n in enumerate([1, 5, 2, 2, 3])])
+    assert [rows for rows, _ in fed] == [1, 4, 2, 1, 1]
+
+
+def test_alone_samples_are_bit_identical_beside_any_others(build):
+    requests = ragged(10)
+    whole = run(build("alone"), requests)
+    engine, again = build("alone", slots=5), {}
+    engine.submit([request(group=99, prompt=[7] * 60, max_new=30)])  # a long neighbour throughout
+    for one in requests[::-2]:
+        engine.submit([one])
+        again.update({c.request.key: c for c in engine.step()})
+        while engine.free_slots < 2:
+            again.update({c.request.key: c for c in engine.step()})
+    drain(engine, again)
+    del again[99, 0]
+
+    assert len(again) == 8
+    for key, completion in again.items():
+        assert completion.tokens.tobytes() == whole[key].tokens.tobytes()
+        assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
+
+
+def test_alone_part_of_a_group_is_sampled_again_bit_for_bit(build):
+    group = [request(sample=i, max_new=12) for i in range(6)]
+    whole = run(build("alone"), group)
+    engine = build("alone")
+    engine.submit(group)
+    engine.step()
+    engine.abort([one.key for one in group])
+
+    for key, completion in run(engine, [group[1], group[4]]).items():
+        assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
+
+
+def test_weights_that_are_not_numbers_stop_the_engine(build, real, model):
+    engine = build(real)
+    engine.install(1, [(name, torch.full_like(value, torch.nan)) for name, value in model.weights()])
+    engine.submit([request()])
+    with pytest.raises(LogitsError):
+        engine.step()
+
+
+@pytest.mark.parametrize("changes", [{"prompt": (5, VOCABULARY)}, {"forbidden_token_ids": (-1,)}])
+def test_token_ids_the_model_does_not_have_are_refused(build, changes):
+    with pytest.raises(RequestError, match=f"the model has {VOCABULARY}"):
+        build().submit([request(**changes)])
+
+
+def test_the_context_may_be_shorter_than_the_models(build):
+    done = run(build(context=10), [request(max_new=100)])
+    assert len(done[0, 0].tokens) == 6
+
+
+def test_bfloat16_stays_close_to_float32(build, models):
+    done = run(build(dtype="bfloat16"), ragged(6))
+    differences = [
+        completion.logprobs - models["qwen3"][0].logprobs(completion.request.prompt, completion.tokens)
+        for completion in done.values()
+    ]
+    assert np.abs(np.concatenate(differences)).mean() < 0.3
+
+
+def test_a_checkpoint_is_read_when_asked_for(models, tmp_path):
+    model = models["llama"][0]
+    model.model.save_pretrained(tmp_path)
+    engine = TransformersEngine(tmp_path, seed=0, slots=4, dtype="float32", random_weights=False)
+    engine.install(0, [])
+    assert_exact(model, run(engine, ragged(3)))
+
+
+def test_building_an_engine_leaves_torchs_generator_alone(build):
+    before = torch.get_rng_state()
+    build(installed=False)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_window_shorter_than_the_context_is_refused(tmp_path):
+    MistralConfig(**TINY, sliding_window=32).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="sliding window of 32 tokens is shorter than the context of 96"):
+        TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32")
+
+    engine = TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32", context=32)
+    engine.install(0, [])
+    assert len(run(engine, [request()])[0, 0].tokens) == 8
+
+
+def test_layers_that_keep_a_recurrent_state_are_refused(tmp_path):
+    layers = ["full_attention", "chunked_attention"]
+    Qwen3Config(**TINY, layer_types=layers).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="chunked_attention"):
+        TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32")

@@ -1,0 +1,484 @@
+"""The control wire when peers die, stall, lie, flood or do not belong to the run."""
+
+import asyncio
+import collections
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import zmq
+
+from transport.address import Address
+from transport.control import Limits
+from transport.errors import AddressError, ChannelFull, KeysError, PeerUnreachable
+from transport.security import CurveKeys
+from transport.zmq_control import ZmqNetwork
+from transport.zmq_pump import DRAIN_MESSAGES
+
+pytestmark = pytest.mark.fault
+
+DEADLINE_S = 30.0
+QUICK = Limits(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.4)
+KEYS = CurveKeys.generate()
+
+PEER = """
+import asyncio, os, sys, time
+from transport.address import Address
+from transport.control import Limits
+from transport.errors import ChannelFull
+from transport.security import CurveKeys
+from transport.zmq_control import ZmqNetwork
+
+LIMITS = Limits(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.4, high_water_messages=int(sys.argv[3]))
+
+async def main(role, address):
+    network = ZmqNetwork(keys=CurveKeys.from_bytes(sys.stdin.buffer.read()))
+    await globals()[role](network, address)
+
+async def echo(network, address):
+    listener = network.listen(
+        address, lambda peer, frames: listener.send(peer, [str(os.getpid()).encode(), *frames]), LIMITS)
+    print(listener.address, flush=True)
+    await asyncio.Event().wait()
+
+async def slow(network, address):
+    heard = 0
+    def listen_slowly(peer, frames):
+        nonlocal heard
+        time.sleep(0.001)
+        heard += 1
+        if bytes(frames[0]) == b"how many?":
+            listener.send(peer, [str(heard).encode()])
+    listener = network.listen(address, listen_slowly, LIMITS)
+    print(listener.address, flush=True)
+    await asyncio.Event().wait()
+
+async def caller(network, address):
+    channel = network.connect(address, lambda frames: channel.send([str(os.getpid()).encode(), *frames]),
+                              identity=b"caller", limits=LIMITS)
+    channel.send([str(os.getpid()).encode(), b"hello"])
+    print("sent", flush=True)
+    await asyncio.Event().wait()
+
+async def flood(network, address):
+    heard = []
+    channel = network.connect(address, heard.append, identity=b"flood", limits=LIMITS)
+    print("ready", flush=True)
+    for number in range(10_000):
+        while True:
+            try:
+                channel.send([b"%d" % number])
+                break
+            except ChannelFull:
+                await asyncio.sleep(0)
+    while len(heard) < 10_000:
+        await asyncio.sleep(0.001)
+    in_order = [int(bytes(frames[0])) for frames in heard] == list(range(10_000))
+    channel.send([b"all" if in_order else b"disorder"])
+    await asyncio.Event().wait()
+
+asyncio.run(main(sys.argv[1], Address.parse(sys.argv[2])))
+"""
+
+
+class Peer:
+    """A peer in a process of its own."""
+
+    def __init__(self, role, address, high_water_messages=1000):
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PEER, role, str(address), str(high_water_messages)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.process.stdin.write(KEYS.to_bytes().decode())
+        self.process.stdin.close()
+        self.first_line = self.process.stdout.readline().strip()
+        self.name = str(self.process.pid).encode()
+
+    def kill(self, number=signal.SIGKILL):
+        self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self.process.wait()
+            self.process.stdout.close()
+
+    def rss_bytes(self):
+        return psutil.Process(self.process.pid).memory_info().rss
+
+
+@pytest.fixture
+def start():
+    peers = []
+
+    def start_peer(*args):
+        peers.append(Peer(*args))
+        return peers[-1]
+
+    yield start_peer
+    for peer in peers:
+        peer.kill()
+
+
+@pytest.fixture
+def loop():
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def network(loop):
+    network = ZmqNetwork(loop, KEYS)
+    yield network
+    network.close()
+
+
+@pytest.fixture(params=["ipc", "tcp", "tcp6"])
+def address(request, tmp_path):
+    if request.param == "ipc":
+        return Address.ipc(tmp_path / "x.sock")
+    return Address.tcp("127.0.0.1" if request.param == "tcp" else "::1")
+
+
+@pytest.fixture
+def until(loop):
+    def until(is_so, deadline_s=DEADLINE_S):
+        end_s = time.monotonic() + deadline_s
+        while not is_so():
+            assert time.monotonic() < end_s, "it never came about"
+            loop.run_until_complete(asyncio.sleep(0.001))
+
+    return until
+
+
+def test_a_channel_reaches_the_successor_of_a_killed_listener(start, network, until, address):
+    answers = []
+    first = start("echo", address)
+    address = Address.parse(first.first_line)
+    channel = network.connect(address, lambda frames: answers.append(bytes(frames[0])))
+    channel.send([b"x"])
+    until(lambda: first.name in answers)
+
+    for _ in range(3):
+        first.kill()
+        first = start("echo", address)
+
+        def is_answered(name=first.name):
+            channel.send([b"x"])
+            return name in answers
+
+        until(is_answered)
+
+
+def test_a_killed_peer_is_unreachable_and_its_successor_is_answered(start, network, until, address):
+    heard = collections.Counter()
+    listener = network.listen(address, lambda _, frames: heard.update([bytes(frames[0])]))
+    for _ in range(3):
+        caller = start("caller", listener.address)
+        until(lambda name=caller.name: name in heard)
+        listener.send(b"caller", [b"again"])
+        until(lambda name=caller.name: heard[name] == 2)
+
+        caller.kill()
+        until(lambda: not _reaches(listener, b"caller"))
+
+
+def test_a_stopped_peer_is_noticed_and_welcome_when_it_goes_on(start, network, until, address):
+    heard = []
+    listener = network.listen(address, lambda _, frames: heard.append(frames), QUICK)
+    caller = start("caller", listener.address)
+    until(lambda: heard)
+
+    caller.kill(signal.SIGSTOP)
+    stopped_s = time.monotonic()
+    until(lambda: not _reaches(listener, b"caller"))
+    noticed_after_s = time.monotonic() - stopped_s
+    caller.kill(signal.SIGCONT)
+    until(lambda: _reaches(listener, b"caller"))
+
+    assert noticed_after_s < 10 * QUICK.heartbeat_timeout_s
+
+
+def test_a_producer_that_outruns_its_consumer_costs_neither_of_them_memory(start, network, until, tmp_path):
+    messages, size_bytes, high_water_messages = 2000, 128 * 1024, 40
+    limits = Limits(high_water_messages=high_water_messages)
+    consumer = start("slow", Address.ipc(tmp_path / "x.sock"), high_water_messages)
+    answers, refused = [], 0
+    channel = network.connect(Address.parse(consumer.first_line), answers.append, limits=limits)
+    before_bytes, own_before_bytes = consumer.rss_bytes(), psutil.Process().memory_info().rss
+    peak_bytes, own_peak_bytes = before_bytes, own_before_bytes
+
+    for number in range(messages):
+        message = number.to_bytes(4, "big") * (size_bytes // 4)
+        while not _accepts(channel, message):
+            refused += 1
+            until(iter([False, True]).__next__)
+        if number % 50 == 0:
+            peak_bytes = max(peak_bytes, consumer.rss_bytes())
+            own_peak_bytes = max(own_peak_bytes, psutil.Process().memory_info().rss)
+    until(lambda: _accepts(channel, b"how many?"))
+    until(lambda: answers)
+
+    in_queues_bytes = 2 * high_water_messages * size_bytes
+    assert bytes(answers[0][0]) == str(messages + 1).encode()
+    assert refused > 0
+    assert peak_bytes - before_bytes < 2 * in_queues_bytes + 16 * 2**20
+    assert own_peak_bytes - own_before_bytes < 2 * in_queues_bytes + 16 * 2**20
+
+
+@pytest.mark.parametrize("side", ["one loop", "two processes"])
+def test_ten_thousand_messages_each_way_at_once_leave_none_behind(start, network, until, address, side):
+    heard, sent = [], 0
+    listener = network.listen(address, lambda peer, frames: heard.append((peer, bytes(frames[0]))))
+    if side == "two processes":
+        start("flood", listener.address)
+    else:
+        replies = []
+        channel = network.connect(listener.address, replies.append, identity=b"flood")
+        numbers = iter([b"%d" % number for number in range(10_000)])
+        waiting = []
+
+    def pump():
+        nonlocal sent
+        with contextlib.suppress(ChannelFull, PeerUnreachable):
+            while sent < 10_000:
+                listener.send(b"flood", [b"%d" % sent])
+                sent += 1
+        if side == "one loop":
+            with contextlib.suppress(ChannelFull):
+                for number in [*waiting, *numbers] if waiting else numbers:
+                    waiting[:] = [number]
+                    channel.send([number])
+                    waiting.clear()
+            if len(replies) == 10_000 and len(heard) == 10_000:
+                assert [int(bytes(frames[0])) for frames in replies] == list(range(10_000))
+                channel.send([b"all"])
+        return heard and heard[-1][1] in {b"all", b"disorder"}
+
+    until(pump)
+
+    assert heard[-1][1] == b"all"
+    assert [int(text) for _, text in heard[:10_000]] == list(range(10_000))
+
+
+def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_path):
+    heard, heard_at_tick = [], []
+    listener = network.listen(Address.ipc(tmp_path / "x.sock"), lambda peer, _: heard.append(peer))
+    channels = [network.connect(listener.address, print) for _ in range(4)]
+    for channel in channels:
+        for _ in range(900):
+            channel.send([b"x"])
+
+    def tick():
+        heard_at_tick.append(len(heard))
+        if len(heard) < 3600:
+            loop.call_soon(tick)
+
+    tick()
+    until(lambda: len(heard) == 3600)
+
+    steps = [later - earlier for earlier, later in zip(heard_at_tick, heard_at_tick[1:], strict=False)]
+    assert max(steps) <= 2 * DRAIN_MESSAGES
+
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GARBAGE = {
+    "text": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
+    "zeros": bytes(1000),
+    "ones": b"\xff" * 1000,
+    "greeting, then ones": GREETING + b"\xff" * 1000,
+    "greeting, then a huge frame": GREETING + b"\x06" + (2**62).to_bytes(8, "big") + b"x" * 100,
+    "half a greeting": GREETING[:20],
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage_on_the_socket_is_refused_and_counted(network, until, address, garbage):
+    heard = []
+    listener = network.listen(address, lambda _, frames: heard.append([bytes(frame) for frame in frames]))
+    channel = network.connect(listener.address, print)
+
+    raw = [_raw_connection(listener.address) for _ in range(3)]
+    for connection in raw:
+        with contextlib.suppress(ConnectionError):  # refused before all was said
+            connection.sendall(GARBAGE[garbage])
+    for connection in raw:
+        with contextlib.suppress(ConnectionError):
+            connection.shutdown(socket.SHUT_WR)
+    until(lambda: listener.refused_connections >= 3)
+    channel.send([b"well"])
+    until(lambda: [b"well"] in heard)
+    for connection in raw:
+        connection.close()
+
+    assert heard == [[b"well"]]
+
+
+def test_a_message_over_the_listeners_limit_is_dropped_and_counted(loop, network, until, tmp_path):
+    heard = []
+    listener = network.listen(
+        Address.ipc(tmp_path / "x.sock"),
+        lambda _, frames: heard.append(bytes(frames[0])),
+        Limits(max_message_bytes=100),
+    )
+    channel = network.connect(listener.address, print)
+    channel.send([b"x" * 60, b"x" * 60])
+    channel.send([b"short"])
+    until(lambda: heard)
+
+    assert heard == [b"short"]
+    assert listener.oversized_messages == 1
+
+
+def test_a_message_without_content_is_not_heard(network, until, tmp_path):
+    heard = []
+    listener = network.listen(Address.ipc(tmp_path / "x.sock"), lambda *message: heard.append(message))
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        router.setsockopt(zmq.CONNECT_ROUTING_ID, b"listener")
+        router.connect(str(listener.address))
+        router.send_multipart([b"listener"])
+        router.send_multipart([b"listener", b"content"])
+        until(lambda: heard)
+
+    assert [[bytes(frame) for frame in frames] for _, frames in heard] == [[b"content"]]
+
+
+def _foreign_client(kind, listener_keys):
+    """Make a DEALER that lacks something that channels of the run have."""
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.linger, dealer.immediate = 0, 0
+    if kind != "no keys at all":
+        stranger = CurveKeys.generate()
+        dealer.curve_publickey, dealer.curve_secretkey = stranger.client_public, stranger.client_secret
+        dealer.curve_serverkey = (
+            stranger.server_public if kind == "another run's keys" else listener_keys.server_public
+        )
+    return dealer
+
+
+@pytest.mark.parametrize("kind", ["no keys at all", "another run's keys", "the listener's key only"])
+def test_who_lacks_the_keys_of_the_run_is_never_heard(network, until, kind):
+    heard = []
+    listener = network.listen(Address.tcp("127.0.0.1"), lambda _, frames: heard.append(bytes(frames[0])))
+    with _foreign_client(kind, KEYS) as dealer:
+        dealer.connect(str(listener.address))
+        for _ in range(10):
+            dealer.send(b"let me in", zmq.NOBLOCK)
+        until(lambda: listener.refused_connections >= 3)
+        channel = network.connect(listener.address, print)
+        channel.send([b"of the run"])
+        until(lambda: heard)
+        until(lambda: listener.refused_connections >= 6)
+
+    assert heard == [b"of the run"]
+
+
+def test_a_forged_listener_hears_nothing(loop, network, until):
+    heard = []
+    forger = ZmqNetwork(loop, CurveKeys.generate())
+    listener = forger.listen(Address.tcp("127.0.0.1"), lambda *message: heard.append(message))
+    network.connect(listener.address, print).send([b"secret"])
+    until(lambda: listener.refused_connections >= 5)
+    forger.close()
+
+    assert heard == []
+
+
+def test_tcp_without_keys_does_not_exist(loop):
+    network = ZmqNetwork(loop)
+
+    with pytest.raises(KeysError, match="needs the keys of the run"):
+        network.listen(Address.tcp("127.0.0.1"), print)
+    with pytest.raises(KeysError, match="needs the keys of the run"):
+        network.connect(Address.tcp("127.0.0.1", 1), print)
+    network.close()
+
+
+def test_nobody_can_be_called_at_port_0(network):
+    with pytest.raises(AddressError, match="has port 0"):
+        network.connect(Address.tcp("127.0.0.1"), print)
+
+
+def test_a_folder_that_is_not_there_is_named(network, tmp_path):
+    with pytest.raises(AddressError, match="cannot be listened on: No such file or directory"):
+        network.listen(Address.ipc(tmp_path / "missing" / "x.sock"), print)
+
+
+def test_the_socket_file_of_a_killed_listener_is_taken_over(start, network, until, tmp_path):
+    address = Address.ipc(tmp_path / "x.sock")
+    start("echo", address).kill()
+    assert (tmp_path / "x.sock").exists()
+
+    heard = []
+    listener = network.listen(address, lambda *message: heard.append(message))
+    network.connect(address, print).send([b"x"])
+    until(lambda: heard)
+    listener.close()
+
+    assert not (tmp_path / "x.sock").exists()
+
+
+def test_a_network_may_live_in_any_thread_that_runs_a_loop(tmp_path):
+    answers = []
+
+    async def ask(path):
+        network = ZmqNetwork()
+        answered = asyncio.Event()
+        listener = network.listen(Address.ipc(path), lambda peer, frames: listener.send(peer, frames))
+        network.connect(listener.address, lambda frames: (answers.append(bytes(frames[0])), answered.set())).send(
+            [path.name.encode()]
+        )
+        await asyncio.wait_for(answered.wait(), DEADLINE_S)
+        network.close()
+
+    threads = [threading.Thread(target=asyncio.run, args=(ask(tmp_path / f"{n}"),)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(answers) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_network_may_be_closed_after_its_loop(tmp_path):
+    loop = asyncio.new_event_loop()
+    network = ZmqNetwork(loop, KEYS)
+    listener = network.listen(Address.tcp("127.0.0.1"), print)
+    network.connect(listener.address, print)
+    loop.close()
+
+    network.close()
+
+
+def _reaches(listener, peer):
+    try:
+        listener.send(peer, [b"are you there?"])
+    except PeerUnreachable:
+        return False
+    return True
+
+
+def _accepts(channel, message):
+    try:
+        channel.send([message])
+    except ChannelFull:
+        return False
+    return True
+
+
+def _raw_connection(address):
+    if address.scheme == "ipc":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(address.path)
+        return connection
+    return socket.create_connection((address.host, address.port))

@@ -1,0 +1,234 @@
+"""The command line says what it does, quickly, and what is wrong, exactly."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from launcher import cli
+from launcher.cli import main
+from launcher.fields import SECTIONS, wanted
+from launcher.runfolder import RunFolder
+
+DOCS = Path(__file__).parents[3] / "docs" / "reference"
+HEAVY = ("torch", "transformers", "matplotlib", "rich", "tensorboard", "pebble")
+
+
+@pytest.fixture
+def relax(capsys, monkeypatch):
+    """Run a command line; return exit code, stdout and stderr."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return caught.value.code, captured.out, captured.err
+
+    return run
+
+
+COMMANDS = ["", "launch", "plan", "status", "logs", "stop"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_what_the_reference_says(relax, command):
+    code, text, _ = relax(*command.split(), "--help")
+
+    heading = f"## relax-actor {command}".rstrip()
+    page = (DOCS / "cli.md").read_text()
+    (documented,) = re.findall(re.escape(heading) + r"\n\n```text\n(.*?)\n```", page, re.DOTALL)
+    assert (code, text.strip()) == (0, documented)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", COMMANDS[1:])
+def test_help_opens_with_a_sentence_then_an_example_then_options(relax, command):
+    text = relax(command, "-h")[1]
+    sentence, example, options = (
+        text.index("."),
+        text.index(f"relax-actor {command} run"),
+        text.index("Options:"),
+    )
+
+    assert sentence < example < options < text.index("Exit status:")
+
+
+def test_every_setting_is_in_the_reference():
+    page = (DOCS / "config.md").read_text()
+    for section, fields in SECTIONS.items():
+        part = page.partition(f"## [{section}]")[2].partition("\n## ")[0]
+        for key, field in fields.items():
+            default = "required" if field.default is msgspec.NODEFAULT else f"`{json.dumps(field.default)}`"
+            assert f"| `{key}` | {wanted(field.type)} | {default} |" in part, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["plan", "nothing.toml"]])
+def test_help_and_errors_come_without_heavy_imports(arguments):
+    code = (
+        "import sys\nfrom launcher.cli import main\n"
+        f"try: main({arguments})\n"
+        f"except SystemExit: print([name for name in {HEAVY} if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_plan_comes_without_heavy_imports(config):
+    arguments = ["plan", "--model", config.model.path, "--dataset", config.data.path]
+    code = (
+        "import sys\nfrom launcher.cli import main\n"
+        f"try: main({arguments})\n"
+        f"except SystemExit as end: print(end.code, [name for name in {HEAVY} if name in sys.modules])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (
+            ["launch", "--stesp", "3"],
+            "error: `--stesp` is not an option\n\nhint: did you mean --steps?\n",
+        ),
+        (
+            ["status"],
+            "error: missing argument 'RUN'\n\nhint: relax-actor status --help shows what there is\n",
+        ),
+        (
+            ["lunch"],
+            "error: no such command 'lunch'\n\nhint: did you mean 'launch'?\n",
+        ),
+        (
+            ["zzz"],
+            "error: no such command 'zzz'\n\nhint: relax-actor --help shows what there is\n",
+        ),
+        (
+            ["stop", "--zzz"],
+            "error: `--zzz` is not an option\n\nhint: relax-actor stop --help shows what there is\n",
+        ),
+        (
+            ["plan", "zzz.toml", "run.stpes=3"],
+            (
+                "error: `zzz.toml` does not exist\n\n"
+                "error: `run.stpes` is not a setting\n\nhint: did you mean `run.steps`?\n"
+            ),
+        ),
+        (
+            ["plan", "--mode", "on_policy", "--model", "/m", "--dataset", "/d"],
+            (
+                'error: `--mode` must be one of `async_on_policy`, `async_off_policy`, got "on_policy"\n\n'
+                "hint: did you mean `async_on_policy`?\n"
+            ),
+        ),
+        (
+            ["stop", "/nowhere/at/all"],
+            "error: `/nowhere/at/all` is not a run folder\n\nhint: a run folder has an events.jsonl\n",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_an_error_states_the_fact_and_after_a_blank_line_a_hint(
+    relax, tmp_path, monkeypatch, arguments, error
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert relax(*arguments) == (2, "", error)
+
+
+def test_options_take_underscores_and_dashes(relax, config):
+    common = ["--model", config.model.path, "--dataset", config.data.path, "--json"]
+    for option in ("--global-batch-size", "--global_batch_size"):
+        code, out, _ = relax("plan", *common, option, "16", "run.max-staleness=2")
+        plan = json.loads(out)
+        assert (code, plan["samples_per_step"], plan["staleness_bound_samples"]) == (0, 16, 48)
+
+
+def test_a_dry_run_of_launch_is_a_plan(relax, config, tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(f'[model]\npath = "{config.model.path}"\n[data]\npath = "{config.data.path}"\n')
+
+    code, out, _ = relax("launch", file, "--dry_run", "--steps", "3")
+
+    assert code == 0
+    assert "  steps        3, over 4 prompts an epoch" in out
+
+
+def test_status_logs_and_stop_work_on_a_folder(relax, tmp_path, story, log_of):
+    folder = RunFolder.create(str(tmp_path / "run"), name="x")
+    log_of(folder.events, *story)
+    folder.log_path("trainer", 1).write_text("hello\n")
+
+    assert "rollout/0" in relax("status", folder.path)[1]
+    assert json.loads(relax("status", folder.path, "--json")[1])["restarts"] == 1
+    assert relax("status", folder.path, "--follow")[0] == 0
+    assert relax("logs", folder.path, "trainer", "-n", "5")[1] == "trainer#1 | hello\n"
+    assert relax("stop", folder.path) == (0, f"`{folder.path}` is not running\n", "")
+
+
+def test_the_version_is_shown(relax):
+    assert relax("--version")[1].startswith("relax-actor, version ")
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Let a command do something else."""
+
+    def set_to(action) -> None:
+        monkeypatch.setattr(cli.command_line.commands["stop"], "callback", lambda **_: action())
+
+    return set_to
+
+
+def raising(error: BaseException):
+    def action() -> None:
+        raise error
+
+    return action
+
+
+def test_ctrl_c_outside_a_run_is_130(relax, command):
+    command(raising(KeyboardInterrupt()))
+    assert relax("stop", "x")[0] == 130
+
+
+def test_an_error_of_ours_during_a_run_is_1(relax, command):
+    command(raising(cli.RelaxError("it broke")))
+    assert relax("stop", "x") == (1, "", "error: it broke\n")
+
+
+def test_any_usage_error_is_2(relax, command):
+    command(raising(click.ClickException("Odd.")))
+    assert relax("stop", "x") == (2, "", "error: odd\n\nhint: relax-actor --help shows what there is\n")
+
+
+def test_a_reader_that_goes_away_ends_the_output_quietly(tmp_path):
+    folder = RunFolder.create(str(tmp_path / "run"), name="x")
+    folder.log_path("trainer", 1).write_text("line\n" * 50_000)
+    folder.events.touch()
+    program = f"{sys.executable} -c 'from launcher.cli import main; main()'"
+    command = f"{program} logs {folder.path} -n 50000 | head -n 1"
+
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], check=False, capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 | line\n", "")
+
+
+def test_a_stream_that_cannot_be_reconfigured_is_left_alone():
+    cli._never_raise_on_text(object())

@@ -1,0 +1,213 @@
+"""A launch checks, locks, runs, watches, reports; signals stop it and then kill it."""
+
+import io
+import json
+import os
+import signal
+
+import msgspec
+import pytest
+
+from launcher.errors import RefusedError, RunFolderError
+from launcher.launch import Job, Request, launch
+from launcher.settings import load
+from relax_actor.trainers.checkpoint import CheckpointStore
+
+
+class Outcome(msgspec.Struct):
+    exit_code: int
+    reason: str = ""
+
+
+class Control:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.told.append(f"stop {reason}")
+
+    def kill(self, reason: str) -> None:
+        self.told.append(f"kill {reason}")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def request_of(config, run_dir):
+    def make(*overrides: str, resume: str | None = None, **options) -> Request:
+        flags = {"--model": config.model.path, "--dataset": config.data.path, "--run-dir": str(run_dir)}
+        flags["--resume"] = resume
+        overrides = ("queue.max_size_gb=0.001", *overrides)
+        return Request(overrides=overrides, flags=flags, **options)
+
+    return make
+
+
+@pytest.fixture
+def runner(story, log_of):
+    """A stand-in for the whole tree: it writes a story's events and returns an outcome."""
+
+    class Runner:
+        def __init__(self) -> None:
+            self.job: Job | None = None
+            self.control = Control()
+            self.outcome = Outcome(0)
+            self.during = lambda: None
+
+        def __call__(self, job: Job, hand_over) -> Outcome:
+            self.job = job
+            hand_over(self.control)
+            log_of(job.folder.events, *story)
+            job.on_tick()
+            self.during()
+            log_of(job.folder.events, {"kind": "run_ended", "exit_code": self.outcome.exit_code})
+            return self.outcome
+
+    return Runner()
+
+
+def test_a_launch_runs_and_leaves_everything_in_its_folder(request_of, runner, run_dir):
+    out = io.StringIO()
+
+    assert launch(request_of(), out, runner) == 0
+
+    job = runner.job
+    assert len(job.run_id) == 8
+    assert job.resume is None
+    assert job.config.run.dir == str(run_dir)
+    assert load(run_dir / "resolved.toml") == job.config
+    assert json.loads((run_dir / "plan.json").read_text())["steps"] == 100
+    assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 2
+    assert (run_dir / "reward.png").exists()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "run 0011aabb started: async_off_policy, max_staleness 1"
+    assert lines[-1].startswith("done: step 1 of 4")
+
+
+def test_a_failed_run_says_why_and_returns_its_code(request_of, runner):
+    runner.outcome = Outcome(1, "`rollout/0` died")
+    out = io.StringIO()
+
+    assert launch(request_of(), out, runner) == 1
+    assert out.getvalue().splitlines()[-1].startswith("failed: `rollout/0` died (exit code 1, log: ")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_the_first_signal_stops_and_the_second_kills(request_of, runner, number, code):
+    before = signal.getsignal(number)
+
+    def twice() -> None:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    runner.during = twice
+
+    assert launch(request_of(), io.StringIO(), runner) == code
+    assert runner.control.told == [f"stop {signal.Signals(number).name}", "kill SIGTERM"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_before_there_is_a_tree_stops_it_when_there_is_one(request_of, runner):
+    control = Control()
+
+    def late(job: Job, hand_over) -> Outcome:
+        os.kill(os.getpid(), signal.SIGINT)
+        hand_over(control)
+        return Outcome(0)
+
+    assert launch(request_of(), io.StringIO(), late) == 130
+    assert control.told == ["stop SIGINT"]
+
+
+def test_a_wrong_configuration_starts_nothing(request_of, runner, run_dir):
+    with pytest.raises(RefusedError) as caught:
+        launch(request_of("rollout.replicas=0"), io.StringIO(), runner)
+
+    assert caught.value.exit_code == 2
+    assert not run_dir.exists()
+
+
+def test_a_machine_without_room_starts_nothing(request_of, runner, run_dir):
+    with pytest.raises(RefusedError) as caught:
+        launch(request_of("queue.max_size_gb=1e9"), io.StringIO(), runner)
+
+    assert caught.value.exit_code == 3
+    assert not run_dir.exists()
+
+
+def test_an_earlier_run_is_not_written_over(request_of, runner):
+    launch(request_of(), io.StringIO(), runner)
+
+    with pytest.raises(RefusedError, match="holds an earlier run") as caught:
+        launch(request_of(), io.StringIO(), runner)
+
+    assert "--resume auto" in caught.value.hint
+
+
+def test_resume_auto_goes_on_from_the_newest_checkpoint_or_starts(request_of, runner, run_dir):
+    launch(request_of(resume="auto"), io.StringIO(), runner)
+    assert runner.job.resume is None
+
+    store = CheckpointStore(run_dir / "checkpoints")
+    for step in (1, 2):
+        newest = store.save(step, lambda folder: (folder / "weights").touch(), {})
+    out = io.StringIO()
+    launch(request_of(resume="auto"), out, runner)
+
+    assert runner.job.resume == newest
+    assert out.getvalue().count("started:") == 1
+
+
+def test_resume_takes_a_checkpoint_of_another_run(request_of, runner, tmp_path):
+    checkpoint = CheckpointStore(tmp_path / "other").save(1, lambda folder: (folder / "w").touch(), {})
+
+    launch(request_of(resume=str(checkpoint)), io.StringIO(), runner)
+
+    assert runner.job.resume == checkpoint
+
+
+def test_a_second_launch_in_a_running_folder_is_refused(request_of, runner):
+    def again() -> None:
+        with pytest.raises(RunFolderError, match=f"is in use by pid {os.getpid()}"):
+            launch(request_of(), io.StringIO(), runner)
+
+    runner.during = again
+    assert launch(request_of(), io.StringIO(), runner) == 0
+
+
+def test_a_dry_run_starts_nothing_and_writes_where_it_was_told(request_of, runner, run_dir):
+    out = io.StringIO()
+
+    assert launch(request_of(dry_run=True), out, runner) == 0
+
+    assert runner.job is None
+    assert out.getvalue().startswith("actors (")
+    assert {"plan.json", "resolved.toml"} <= {path.name for path in run_dir.iterdir()}
+
+
+def test_a_dry_run_without_a_run_folder_writes_nothing(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    flags = {"--model": config.model.path, "--dataset": config.data.path}
+    out = io.StringIO()
+
+    code = launch(
+        Request(overrides=("queue.max_size_gb=1e9",), flags=flags, dry_run=True, as_json=True), out, None
+    )
+
+    assert code == 0
+    assert json.loads(out.getvalue())["estimate"]["parameters"] == 1000
+    assert sorted(tmp_path.iterdir()) == before
+    assert capsys.readouterr().err.startswith("warning: `queue.storage_path = /dev/shm` has ")
+
+
+def test_a_live_display_and_tensorboard_can_be_asked_for(request_of, runner, run_dir):
+    pytest.importorskip("tensorboard")
+
+    assert launch(request_of(live=True, tensorboard=True), io.StringIO(), runner) == 0
+    assert list((run_dir / "tensorboard").iterdir())

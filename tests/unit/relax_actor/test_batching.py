@@ -1,0 +1,77 @@
+"""How a batch is dealt to updates and micro-batches."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relax_actor.rl.batching import (
+    legal_values_nearby,
+    micro_batches,
+    nearest_multiples,
+    plan_updates,
+    split_evenly,
+)
+
+positive = st.integers(1, 20)
+
+
+@given(st.lists(st.integers()), positive, positive)
+def test_every_sample_is_dealt_once_and_in_order(samples, updates, size):
+    plan = plan_updates(samples, updates=updates, micro_batch_size=size)
+
+    assert [sample for update in plan for part in update for sample in part] == samples
+
+
+@given(st.lists(st.integers()), positive, positive)
+def test_no_update_and_no_micro_batch_is_empty_or_too_large(samples, updates, size):
+    plan = plan_updates(samples, updates=updates, micro_batch_size=size)
+
+    assert len(plan) == min(updates, len(samples))
+    assert all(0 < len(part) <= size for update in plan for part in update)
+
+
+@given(st.lists(st.integers()), positive)
+def test_parts_differ_by_one_sample_at_most(samples, parts):
+    sizes = [len(part) for part in split_evenly(samples, parts)]
+
+    assert len(sizes) == parts
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_only_the_last_micro_batch_is_smaller():
+    assert micro_batches([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "multiple", "nearby"),
+    [(10, 4, (8, 12)), (8, 4, (8, 8)), (3, 4, (4, 4)), (0, 4, (4, 4)), (-5, 4, (4, 4)), (7, 1, (7, 7))],
+)
+def test_the_legal_values_nearby_are_positive_multiples(value, multiple, nearby):
+    assert nearest_multiples(value, multiple) == nearby
+
+
+def test_a_legal_value_suits_all_divisors():
+    assert legal_values_nearby(30, [5, 4]) == (20, 40)
+    assert legal_values_nearby(30, []) == (30, 30)
+
+
+@pytest.mark.parametrize("call", [split_evenly, micro_batches])
+def test_nothing_can_be_cut_into_zero_parts(call):
+    with pytest.raises(ValueError, match="must be at least 1, not 0"):
+        call([1], 0)
+
+
+def test_a_multiple_or_divisor_of_zero_is_refused():
+    with pytest.raises(ValueError, match="multiple must be at least 1"):
+        nearest_multiples(5, 0)
+    with pytest.raises(ValueError, match="divisor must be at least 1"):
+        legal_values_nearby(5, [2, 0])
+
+
+def test_a_launcher_can_use_it_without_loading_torch():
+    check = "import sys, relax_actor.rl.batching, relax_actor.rl.staleness; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

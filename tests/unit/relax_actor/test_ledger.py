@@ -1,0 +1,894 @@
+"""What the ledger promises, one situation at a time."""
+
+import json
+import math
+
+import msgspec
+import pytest
+
+from relax_actor.ids import Holder
+from relax_actor.protocol import (
+    BatchTrained,
+    FinishReason,
+    PromptGroup,
+    Purpose,
+    RewardReady,
+    SampleReady,
+    TensorRef,
+)
+from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
+from relax_actor.transfer_queue.ledger.fold import apply
+from relax_actor.transfer_queue.records import (
+    DroppedGroup,
+    DroppedSample,
+    DropReason,
+    LeaseKind,
+    Put,
+    Refusal,
+    TrainedSet,
+)
+
+R0, R1 = Holder("rollout/0", 1), Holder("rollout/1", 1)
+SCORER = Holder("reward/0", 1)
+TRAINER = Holder("trainer/0", 1)
+
+
+def config(**changes):
+    base = LedgerConfig(
+        groups_per_batch=2,
+        samples_per_prompt=2,
+        max_staleness=0,
+        total_groups=8,
+        min_valid_samples=2,
+        max_attempts=1,
+        prompt_lease_s=30.0,
+        reward_lease_s=20.0,
+        batch_lease_s=60.0,
+        group_deadline_s=100.0,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def ref(segment):
+    return TensorRef(segment=segment, offset=0, dtype="int32", shape=(1,))
+
+
+def prompt(group_id, samples=2, **fields):
+    fields = {"label": "4", "origin": f"data.jsonl:{group_id + 1}", **fields}
+    return PromptGroup(group_id=group_id, tokens=ref(f"prompt{group_id}"), samples=samples, **fields)
+
+
+class Loop:
+    """A ledger and the moves of the actors around it."""
+
+    def __init__(self, **changes):
+        self.ledger = Ledger(config(**changes))
+        self.now = 0.0
+        self.version = 0
+        self.step = 0
+        self.ledger.published(0, self.now)
+
+    def submit(self, count=None):
+        count = self.ledger.room() if count is None else count
+        samples = self.ledger.config.samples_per_prompt
+        for _ in range(count):
+            assert self.ledger.submit(prompt(self.ledger.next_group(), samples), self.now)
+
+    def lease(self, holder=R0, slots=100):
+        return self.ledger.lease_prompts(holder, self.version, slots, self.now)
+
+    def put(self, lease, index, holder=R0, *, oldest=None):
+        tensor = ref(f"sample{lease.lease_id}.{index}")
+        sample = SampleReady(
+            group_id=lease.group.group_id,
+            sample_index=index,
+            lease_id=lease.lease_id,
+            tokens=tensor,
+            logprobs=tensor,
+            versions=tensor,
+            oldest_version=lease.policy_version if oldest is None else oldest,
+            newest_version=self.version,
+            finish_reason=FinishReason.STOP,
+        )
+        return self.ledger.put_sample(sample, holder, self.now)
+
+    def sample(self, leases, holder=R0):
+        for lease in leases:
+            for index in lease.missing:
+                assert self.put(lease, index, holder) is Put.ACCEPTED
+
+    def tasks(self, rows=100, holder=SCORER):
+        return self.ledger.lease_rewards(holder, rows, self.now)
+
+    def reward(self, task, reward=1.0, reason="", holder=SCORER):
+        ready = RewardReady(
+            group_id=task.group_id,
+            sample_index=task.sample_index,
+            lease_id=task.lease_id,
+            reward=reward,
+            reason=reason,
+        )
+        return self.ledger.put_reward(ready, holder, self.now)
+
+    def score(self):
+        for task in self.tasks():
+            assert self.reward(task) is Put.ACCEPTED
+
+    def ready(self, count=None):
+        """Bring prompts up to where the trainer can have them."""
+        self.submit(count)
+        self.sample(self.lease())
+        self.score()
+
+    def batch(self, holder=TRAINER, version=None):
+        return self.ledger.lease_batch(holder, self.version if version is None else version, self.now)
+
+    def ack(self, batch, holder=TRAINER, version=None):
+        version = self.version + 1 if version is None else version
+        self.step += 1
+        trained = BatchTrained(lease_id=batch.lease_id, step=self.step, policy_version=version)
+        put = self.ledger.ack_batch(trained, holder, self.now)
+        if put is Put.ACCEPTED:
+            self.version = version
+        return put
+
+    def train(self):
+        batch = self.batch()
+        assert batch is not None, self.ledger.waiting_on()
+        assert self.ack(batch) is Put.ACCEPTED
+        return groups(batch)
+
+    def dropped(self):
+        return [(d.group_id, d.reason) for d in self.ledger.take_dropped()]
+
+
+def groups(batch):
+    return sorted({sample.group_id for sample in batch.samples})
+
+
+# Prompts
+
+
+def test_a_synchronous_run_deals_the_batches_in_order():
+    loop = Loop()
+    trained = []
+    while not loop.ledger.finished():
+        loop.ready()
+        trained.append(loop.train())
+    assert trained == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert loop.ledger.accounting().trained == 16
+    assert loop.ledger.room() == 0
+
+
+def test_a_short_run_ends_although_the_window_is_wider():
+    loop = Loop(max_staleness=4, total_groups=2)
+    assert loop.ledger.room() == 2
+    loop.ready()
+    loop.train()
+    assert loop.ledger.finished()
+
+
+def test_room_is_the_staleness_window():
+    loop = Loop(max_staleness=1, total_groups=100)
+    assert loop.ledger.room() == 4
+    loop.ready()
+    assert loop.ledger.room() == 0
+    loop.batch()
+    assert loop.ledger.room() == 0, "in the trainer's hands is not trained yet"
+
+
+def test_a_prompt_is_taken_once_and_in_turn():
+    ledger = Ledger(config())
+    assert not ledger.submit(prompt(1), 0.0)
+    assert ledger.submit(prompt(0), 0.0)
+    assert not ledger.submit(prompt(0), 0.0)
+    assert ledger.submit(prompt(1), 0.0)
+    assert not ledger.submit(prompt(2), 0.0), "no room"
+    assert ledger.refused == {Refusal.OUT_OF_TURN: 2, Refusal.DUPLICATE: 1}
+
+
+def test_a_trained_prompt_is_not_taken_again():
+    loop = Loop()
+    loop.ready()
+    loop.train()
+    assert not loop.ledger.submit(prompt(0), 0.0)
+    assert loop.ledger.refused == {Refusal.DUPLICATE: 1}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [prompt(0, samples=0), prompt(-1), prompt(0, purpose=Purpose.EVAL)],
+    ids=["no samples", "negative train id", "positive eval id"],
+)
+def test_an_impossible_prompt_is_an_error(wrong):
+    with pytest.raises(ValueError, match="cannot be for"):
+        Ledger(config()).submit(wrong, 0.0)
+
+
+def test_a_rejected_prompt_is_counted_and_replaced():
+    loop = Loop()
+    loop.submit(1)
+    assert loop.ledger.reject(0, "700 tokens, the context is 512", 0.0)
+    assert loop.ledger.reject(1, "too long", 0.0, origin="data.jsonl:2")
+    assert not loop.ledger.reject(1, "again", 0.0)
+    assert not loop.ledger.reject(5, "not next", 0.0)
+    assert loop.ledger.dropped_by_reason() == {"rejected": 4}
+    assert [d.origin for d in loop.ledger.take_dropped()] == ["data.jsonl:1", "data.jsonl:2"]
+    loop.ready()
+    assert loop.train() == [2, 3]
+    assert loop.ledger.accounting().balances
+
+
+def test_a_prompt_in_the_trainers_hands_is_not_rejected():
+    loop = Loop()
+    loop.ready()
+    loop.batch()
+    assert not loop.ledger.reject(0, "too long", 0.0)
+
+
+def test_the_last_batch_of_an_ended_stream_may_be_smaller():
+    loop = Loop()
+    loop.submit(1)
+    loop.sample(loop.lease())
+    loop.score()
+    assert loop.batch() is None
+    loop.ledger.end_stream(0.0)
+    loop.ledger.end_stream(0.0)
+    assert loop.ledger.room() == 0
+    assert loop.train() == [0]
+    assert loop.ledger.finished()
+
+
+def test_dropping_everything_is_hopeless_in_the_end():
+    loop = Loop(refill_limit=2)
+    for position in range(3):
+        assert loop.ledger.hopeless() == ""
+        loop.ledger.reject(position, "too long", 0.0, origin=f"data.jsonl:{position + 1}")
+    assert "3 groups were dropped since the last trained batch (limit 2)" in loop.ledger.hopeless()
+    assert "group 2 (data.jsonl:3): rejected: too long" in loop.ledger.hopeless()
+
+
+def test_a_trained_batch_brings_hope_back():
+    loop = Loop(refill_limit=1)
+    loop.ledger.reject(0, "too long", 0.0)
+    loop.ready()
+    loop.train()
+    loop.ledger.reject(3, "too long", 0.0)
+    assert loop.ledger.hopeless() == ""
+
+
+# Rollouts
+
+
+def test_only_a_rollout_at_the_newest_version_gets_prompts():
+    loop = Loop()
+    loop.submit()
+    assert loop.ledger.lease_prompts(R0, 1, 8, 0.0) == []
+    loop.ledger.published(1, 0.0)
+    assert loop.ledger.lease_prompts(R0, 0, 8, 0.0) == []
+    assert len(loop.ledger.lease_prompts(R0, 1, 8, 0.0)) == 2
+    assert loop.ledger.refused == {Refusal.VERSION: 2}
+
+
+def test_nobody_gets_prompts_before_a_version_is_published():
+    ledger = Ledger(config())
+    ledger.submit(prompt(0), 0.0)
+    assert ledger.lease_prompts(R0, 0, 8, 0.0) == []
+    assert ledger.version is None
+
+
+def test_slots_smaller_than_a_group_take_a_part_of_it():
+    loop = Loop(samples_per_prompt=4)
+    loop.submit()
+    (first,) = loop.lease(R0, slots=3)
+    assert (first.group.group_id, first.missing) == (0, (0, 1, 2))
+    (other,) = loop.lease(R1, slots=3)
+    assert (other.group.group_id, other.missing) == (1, (0, 1, 2))
+    (rest,) = loop.lease(R0, slots=3)
+    assert (rest.group.group_id, rest.missing) == (0, (3,))
+    assert loop.lease(R0, slots=3) == []
+
+
+def test_what_a_rollout_left_of_a_group_goes_to_another_once_it_has_put_its_part():
+    loop = Loop(samples_per_prompt=2)
+    loop.submit(1)
+    (part,) = loop.lease(R0, slots=1)
+    assert loop.lease(R1) == []
+    loop.sample([part])
+    (rest,) = loop.lease(R1)
+    assert rest.missing == (1,)
+
+
+def test_no_slots_no_prompts():
+    loop = Loop()
+    loop.submit()
+    assert loop.lease(slots=0) == []
+
+
+def test_a_repeated_sample_is_a_duplicate_and_a_late_one_is_stale():
+    loop = Loop()
+    loop.submit()
+    lease, _ = loop.lease()
+    assert loop.put(lease, 0) is Put.ACCEPTED
+    assert loop.put(lease, 0) is Put.DUPLICATE
+    assert loop.put(lease, 1, R1) is Put.STALE
+    assert loop.put(lease, 7) is Put.STALE
+    loop.ledger.holder_gone("rollout/0", 1, 0.0)
+    assert loop.put(lease, 1) is Put.STALE
+    assert loop.ledger.refused == {Refusal.DUPLICATE: 1, Refusal.STALE_LEASE: 2, Refusal.OLD_INCARNATION: 1}
+
+
+def test_a_dead_rollouts_prompts_come_back_at_once():
+    loop = Loop()
+    loop.submit()
+    first, second = loop.lease()
+    loop.put(first, 0)
+    loop.ledger.holder_gone("rollout/0", 1, 0.0)
+    again = loop.lease(R1)
+    assert [(lease.group.group_id, lease.missing) for lease in again] == [(0, (1,)), (1, (0, 1))]
+    assert second.lease_id not in {lease.lease_id for lease in again}
+
+
+def test_a_new_incarnation_ends_the_leases_of_the_old_one():
+    loop = Loop()
+    loop.submit()
+    (lease,) = loop.lease(slots=2)
+    (again, _) = loop.lease(Holder("rollout/0", 2))
+    assert again.group.group_id == 0
+    assert loop.put(lease, 0) is Put.STALE
+    assert loop.lease(R0) == []
+    assert loop.ledger.refused[Refusal.OLD_INCARNATION] == 2
+
+
+def test_a_death_told_late_does_not_touch_the_new_incarnation():
+    loop = Loop()
+    loop.submit()
+    leases = loop.lease(Holder("rollout/0", 2))
+    loop.ledger.holder_gone("rollout/0", 1, 0.0)
+    loop.sample(leases, Holder("rollout/0", 2))
+
+
+def test_a_prompt_that_kills_its_rollouts_is_dropped_as_poison():
+    loop = Loop(max_attempts=1)
+    loop.submit(1)
+    for incarnation in (1, 2):
+        assert loop.lease(Holder("rollout/0", incarnation), slots=1)
+        assert loop.lease(Holder("rollout/0", incarnation), slots=1), "two leases of one group"
+        loop.ledger.holder_gone("rollout/0", incarnation, 0.0)
+    (dropped,) = loop.ledger.take_dropped()
+    assert dropped == DroppedGroup(
+        group_id=0,
+        samples=2,
+        reason=DropReason.POISON,
+        detail="2 replicas died or timed out on it",
+        origin="data.jsonl:1",
+    )
+    assert loop.ledger.next_group() == 1
+    assert loop.ledger.room() == 2
+
+
+def test_a_lease_that_runs_out_names_who_was_late():
+    loop = Loop()
+    loop.submit(1)
+    (lease,) = loop.lease()
+    assert loop.ledger.next_deadline() == 30.0
+    assert loop.ledger.expire(29.9) == []
+    (expired,) = loop.ledger.expire(30.0)
+    assert (expired.kind, expired.holder, expired.group_ids) == (LeaseKind.PROMPT, R0, (0,))
+    assert loop.put(lease, 0) is Put.STALE
+    assert loop.ledger.next_deadline() is None, "waiting for a rollout has no deadline"
+
+
+def test_a_sample_that_never_comes_ends_its_group_by_the_deadline():
+    loop = Loop(group_deadline_s=5.0)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.put(lease, 0)
+    assert loop.ledger.next_deadline() == 5.0
+    loop.ledger.expire(5.0)
+    (dropped,) = loop.ledger.take_dropped()
+    assert dropped.reason is DropReason.DEADLINE
+    assert "1 of 2 samples run on rollout/0#1 for 5.0 s" in dropped.detail
+    assert loop.ledger.room() == 2
+
+
+def test_a_complete_group_has_no_deadline():
+    loop = Loop()
+    loop.ready()
+    assert loop.ledger.next_deadline() is None
+
+
+def test_a_rollout_that_says_what_it_knows_gives_the_rest_back():
+    loop = Loop(max_attempts=0)
+    loop.submit()
+    kept, _ = loop.lease()
+    loop.ledger.retain(R0, [kept.lease_id], 0.0)
+    (again,) = loop.lease(R1)
+    assert again.group.group_id == 1, "and it costs no attempt"
+    assert loop.put(kept, 0) is Put.ACCEPTED
+
+
+# Rewards
+
+
+def test_rewards_are_leased_in_one_loan():
+    loop = Loop()
+    loop.submit()
+    loop.sample(loop.lease())
+    tasks = loop.tasks(3)
+    assert [(task.group_id, task.sample_index) for task in tasks] == [(0, 0), (0, 1), (1, 0)]
+    assert len({task.lease_id for task in tasks}) == 1
+    assert tasks[0].label == "4"
+    assert [(t.group_id, t.sample_index) for t in loop.tasks()] == [(1, 1)]
+    assert loop.tasks() == []
+
+
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_no_number_drops_its_sample_only(reward):
+    loop = Loop(samples_per_prompt=3)
+    loop.submit()
+    loop.sample(loop.lease())
+    first, *others = loop.tasks()
+    assert loop.reward(first, reward) is Put.ACCEPTED
+    assert loop.reward(first, reward) is Put.DUPLICATE
+    for task in others:
+        loop.reward(task)
+    assert loop.ledger.dropped_by_reason() == {"unscored": 1}
+    (dropped,) = loop.ledger.take_dropped()
+    assert isinstance(dropped, DroppedSample)
+    assert dropped.detail == f"the reward is {reward}"
+    batch = loop.batch()
+    assert [(s.group_id, s.sample_index) for s in batch.samples] == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    loop.ack(batch)
+    assert (loop.ledger.accounting().trained, loop.ledger.accounting().dropped) == (5, 1)
+
+
+def test_a_group_with_too_few_rewards_is_dropped_and_replaced():
+    loop = Loop()
+    loop.submit()
+    loop.sample(loop.lease())
+    first, *others = loop.tasks()
+    loop.reward(first, None, "ValueError: boom")
+    for task in others:
+        loop.reward(task)
+    sample, group = loop.ledger.take_dropped()
+    assert sample.reason is DropReason.UNSCORED
+    assert group.reason is DropReason.FEW_VALID
+    assert group.detail == "1 of 2 samples have a reward, 2 are needed: ValueError: boom"
+    assert loop.ledger.dropped_by_reason() == {"few valid samples": 2}
+    assert loop.ledger.room() == 1
+
+
+def test_a_group_whose_last_sample_fails_is_dropped_too():
+    loop = Loop(groups_per_batch=1)
+    loop.submit()
+    loop.sample(loop.lease())
+    first, last = loop.tasks()
+    loop.reward(first)
+    loop.reward(last, None, "timeout")
+    assert loop.dropped() == [(0, DropReason.UNSCORED), (0, DropReason.FEW_VALID)]
+
+
+def test_a_dead_reward_actors_samples_come_back():
+    loop = Loop()
+    loop.submit()
+    loop.sample(loop.lease())
+    tasks = loop.tasks()
+    loop.ledger.holder_gone("reward/0", 1, 0.0)
+    assert loop.reward(tasks[0]) is Put.STALE
+    assert len(loop.tasks(holder=Holder("reward/0", 2))) == 4
+
+
+def test_a_sample_that_kills_its_scorers_is_dropped():
+    loop = Loop(max_attempts=1, groups_per_batch=1)
+    loop.submit()
+    loop.sample(loop.lease())
+    loop.tasks()
+    loop.now = 20.0
+    (expired,) = loop.ledger.expire(20.0)
+    assert expired.kind is LeaseKind.REWARD
+    loop.tasks()
+    loop.ledger.expire(40.0)
+    first, *_ = loop.ledger.take_dropped()
+    assert first.detail == "2 reward actors died or timed out on it"
+    assert loop.ledger.dropped_by_reason() == {"few valid samples": 2}
+
+
+# The trainer
+
+
+def test_a_batch_is_told_again_to_who_has_it_and_to_nobody_else():
+    loop = Loop()
+    loop.ready()
+    batch = loop.batch()
+    assert loop.batch() == batch
+    assert loop.batch(Holder("trainer/1", 1)) is None
+    assert loop.ack(batch, Holder("trainer/1", 1)) is Put.STALE
+    assert loop.ack(batch) is Put.ACCEPTED
+    assert loop.ack(batch) is Put.DUPLICATE
+
+
+def test_a_trainer_at_another_version_gets_nothing():
+    loop = Loop()
+    loop.ready()
+    assert loop.batch(version=1) is None
+    assert loop.ledger.refused == {Refusal.VERSION: 1}
+
+
+def test_a_dead_trainers_batch_is_dealt_again():
+    loop = Loop()
+    loop.ready()
+    batch = loop.batch()
+    loop.ledger.holder_gone("trainer/0", 1, 0.0)
+    assert loop.batch() is None, "the dead do not lease"
+    again = loop.batch(Holder("trainer/0", 2))
+    assert again.samples == batch.samples
+    assert loop.ack(batch) is Put.STALE
+
+
+def test_a_batch_that_took_too_long_is_taken_back():
+    loop = Loop()
+    loop.ready()
+    batch = loop.batch()
+    (expired,) = loop.ledger.expire(60.0)
+    assert (expired.kind, expired.holder) == (LeaseKind.BATCH, TRAINER)
+    assert loop.ack(batch) is Put.STALE
+    assert loop.batch().samples == batch.samples
+
+
+def test_an_ack_with_an_older_version_is_refused():
+    loop = Loop()
+    loop.ready()
+    batch = loop.batch()
+    loop.ledger.published(5, 0.0)
+    assert loop.ack(batch, version=4) is Put.STALE
+    assert loop.ledger.refused == {Refusal.VERSION: 1}
+    assert loop.ack(batch, version=6) is Put.ACCEPTED
+
+
+def test_a_batch_dealt_for_another_version_is_dealt_anew_or_dropped_as_stale():
+    loop = Loop(max_staleness=0)
+    loop.ready()
+    loop.batch()
+    loop.version = 1
+    loop.ledger.published(1, 0.0)
+    assert loop.batch() is None
+    assert loop.dropped() == [(0, DropReason.STALE), (1, DropReason.STALE)]
+
+
+def test_versions_never_go_back():
+    ledger = Ledger(config())
+    assert ledger.published(3, 0.0)
+    assert ledger.published(3, 0.0)
+    assert not ledger.published(2, 0.0)
+    assert ledger.version == 3
+    assert ledger.refused == {Refusal.VERSION: 1}
+
+
+def test_what_became_too_old_is_dropped_and_replaced():
+    loop = Loop(max_staleness=1)
+    loop.ready(2)
+    loop.submit()
+    loop.ledger.published(1, 0.0)
+    assert loop.dropped() == []
+    loop.ledger.published(2, 0.0)
+    (first, second) = loop.ledger.take_dropped()
+    assert (first.group_id, second.group_id) == (0, 1)
+    assert first.detail == "sampled by version 0, the trainer is at 2"
+    assert loop.ledger.room() == 2
+
+
+def test_a_sample_that_is_too_old_when_it_comes_is_dropped():
+    loop = Loop(max_staleness=0)
+    loop.version = 5
+    loop.ledger.published(5, 0.0)
+    loop.submit()
+    lease, _ = loop.lease()
+    assert loop.put(lease, 0, oldest=4) is Put.ACCEPTED
+    assert loop.dropped() == [(0, DropReason.STALE)]
+
+
+def test_the_batch_waits_for_a_group_that_is_due():
+    loop = Loop(max_staleness=1, groups_per_batch=1, total_groups=9)
+    loop.submit()
+    slow, fast = loop.lease()
+    loop.sample([fast])
+    loop.score()
+    assert loop.train() == [1], "nothing is due at the first version"
+    loop.submit()
+    loop.sample(loop.lease(R1), R1)
+    loop.score()
+    assert loop.batch() is None, "group 2 is complete, but group 0 must not get older"
+    assert "group 0 (data.jsonl:1): 2 of 2 samples run on rollout/0#1" in loop.ledger.waiting_on()
+    loop.sample([slow])
+    loop.score()
+    assert loop.train() == [0]
+    assert loop.train() == [2]
+
+
+def test_a_batch_never_makes_a_later_one_too_stale():
+    """Groups 1 and 2 are due at version 2, one group a batch: one of them has to be trained at version 1."""
+    loop = Loop(max_staleness=2, groups_per_batch=1, total_groups=9)
+    loop.submit()
+    first, *slow = loop.lease()
+    loop.sample([first])
+    loop.score()
+    assert loop.train() == [0]
+    loop.submit()
+    loop.sample(loop.lease(R1), R1)
+    loop.score()
+    assert loop.batch() is None
+    loop.sample([slow[1]])
+    loop.score()
+    assert [loop.train()] == [[2]]
+    loop.sample([slow[0]])
+    loop.score()
+    assert [loop.train(), loop.train()] == [[1], [3]]
+    assert loop.ledger.dropped_by_reason() == {}
+
+
+# Memory
+
+
+def test_a_segment_is_freed_when_its_last_array_goes():
+    loop = Loop()
+    loop.submit()
+    leases = loop.lease()
+    loop.sample(leases)
+    loop.score()
+    assert loop.ledger.take_freed() == []
+    kept = loop.ledger.segments()
+    loop.train()
+    assert sorted(loop.ledger.take_freed()) == sorted(kept)
+    assert loop.ledger.take_freed() == []
+    assert loop.ledger.segments() == frozenset()
+
+
+def test_a_segment_used_again_before_it_was_taken_is_not_freed():
+    loop = Loop()
+    group = msgspec.structs.replace(prompt(0), tokens=ref("shared"))
+    loop.ledger.submit(group, 0.0)
+    loop.ledger.reject(0, "too long", 0.0)
+    loop.ledger.submit(msgspec.structs.replace(prompt(1), tokens=ref("shared")), 0.0)
+    assert loop.ledger.take_freed() == []
+    loop.ledger.reject(1, "too long", 0.0)
+    assert loop.ledger.take_freed() == ["shared"]
+
+
+def test_a_dropped_sample_frees_its_arrays_at_once():
+    loop = Loop(samples_per_prompt=3)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.sample([lease])
+    loop.reward(loop.tasks()[0], None, "boom")
+    assert loop.ledger.take_freed() == [f"sample{lease.lease_id}.0"]
+
+
+# Evaluation
+
+
+def eval_prompt(group_id=-1, **fields):
+    return prompt(group_id, purpose=Purpose.EVAL, eval_set="gsm8k", **fields)
+
+
+def test_an_evaluation_prompt_goes_beside_training():
+    loop = Loop()
+    loop.submit()
+    assert loop.ledger.submit(eval_prompt(), 0.0)
+    assert not loop.ledger.submit(eval_prompt(), 0.0)
+    before = loop.ledger.accounting()
+    assert before.submitted == 4
+    assert [lease.group.group_id for lease in loop.lease()] == [-1, 0, 1]
+    assert loop.ledger.open_evals == 1
+    assert loop.ledger.accounting().running == 4
+
+
+def test_an_evaluation_is_reported_once_with_its_rewards():
+    loop = Loop()
+    loop.ledger.submit(eval_prompt(), 0.0)
+    loop.sample(loop.lease())
+    first, second = loop.tasks()
+    loop.reward(first, 1.0)
+    assert loop.ledger.eval_results() == []
+    loop.reward(second, None, "timeout")
+    (result,) = loop.ledger.eval_results()
+    assert (result.eval_set, result.policy_version, result.rewards, result.missing) == ("gsm8k", 0, (1.0,), 1)
+    assert (result.mean_reward, result.detail) == (1.0, "timeout")
+    assert loop.ledger.eval_results() == []
+    assert loop.ledger.open_evals == 0
+    assert loop.ledger.accounting().dropped == 0
+    assert loop.ledger.segments() == frozenset()
+
+
+def test_an_evaluation_that_is_given_up_is_reported_too():
+    loop = Loop()
+    loop.ledger.submit(eval_prompt(), 0.0)
+    (lease,) = loop.lease()
+    loop.put(lease, 0)
+    loop.score()
+    assert loop.ledger.reject(-1, "too long", 0.0)
+    assert not loop.ledger.reject(-1, "too long", 0.0)
+    assert loop.put(lease, 1) is Put.STALE
+    (result,) = loop.ledger.eval_results()
+    assert (result.rewards, result.missing, result.detail) == ((1.0,), 1, "rejected: too long")
+    assert loop.ledger.submit(eval_prompt(), 0.0)
+    assert loop.ledger.reject(-1, "too long", 0.0)
+    (result,) = loop.ledger.eval_results()
+    assert (result.mean_reward, result.policy_version) == (None, None)
+
+
+def test_an_evaluation_survives_a_rewind():
+    loop = Loop()
+    for group_id in (-1, -2):
+        loop.ledger.submit(eval_prompt(group_id), 0.0)
+    finished, running = loop.lease()
+    loop.sample([finished])
+    loop.score()
+    loop.ledger.rewind(TrainedSet(), 1, 0.0)
+    loop.version = 1
+    assert [result.group_id for result in loop.ledger.eval_results()] == [finished.group.group_id]
+    (again,) = loop.lease()
+    assert again.group == running.group
+
+
+# Checkpoints
+
+
+def test_a_rewind_samples_anew_what_the_checkpoint_has_not_trained():
+    loop = Loop()
+    loop.ready()
+    loop.train()
+    saved = loop.ledger.trained_groups()
+    loop.ready()
+    loop.train()
+    loop.ready()
+    old = loop.batch()
+    loop.ledger.rewind(saved, 7, 0.0)
+    assert loop.ack(old) is Put.STALE
+    assert loop.ledger.regenerated == 8
+    assert loop.ledger.accounting().balances
+    loop.version = 7
+    trained = []
+    while not loop.ledger.finished():
+        loop.ready()
+        trained.append(loop.train())
+    assert trained == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_rewind_keeps_prompts_that_are_next_and_withdraws_later_ones():
+    loop = Loop(max_staleness=1)
+    loop.ready()
+    loop.train()
+    loop.submit()
+    assert loop.ledger.next_group() == 6
+    loop.ledger.take_freed()
+    loop.ledger.rewind(TrainedSet(), 7, 0.0)
+    assert "prompt4" in loop.ledger.take_freed()
+    assert (loop.ledger.next_group(), loop.ledger.room()) == (0, 2)
+    loop.version = 7
+    loop.submit()
+    assert [lease.group.group_id for lease in loop.lease()] == [0, 1, 2, 3]
+
+
+def test_a_rewind_to_a_lower_version_is_an_error():
+    loop = Loop()
+    with pytest.raises(ValueError, match="versions never go back"):
+        loop.ledger.rewind(TrainedSet(), 0, 0.0)
+
+
+def test_a_run_resumes_from_the_json_of_a_checkpoint():
+    loop = Loop()
+    loop.ledger.reject(0, "too long", 0.0, origin="data.jsonl:1")
+    loop.ready()
+    loop.train()
+    data = json.dumps(msgspec.to_builtins(loop.ledger.trained_groups()))
+    trained = msgspec.json.decode(data, type=TrainedSet)
+
+    again = Ledger(config())
+    again.resume(trained, 4, 0.0)
+    assert again.next_group() == 3
+    assert again.version == 4
+    assert again.accounting() == loop.ledger.accounting()
+    assert again.dropped_by_reason() == {"rejected": 2}
+    assert again.trained_groups() == trained
+
+
+def test_a_checkpoint_names_what_is_trained_ahead_of_the_others():
+    loop = Loop(max_staleness=1, groups_per_batch=1)
+    loop.submit()
+    _, fast = loop.lease()
+    loop.sample([fast])
+    loop.score()
+    loop.train()
+    saved = loop.ledger.trained_groups()
+    assert (saved.watermark, saved.extras, saved.groups) == (0, (1,), 1)
+    again = Ledger(config())
+    again.resume(saved, 1, 0.0)
+    assert again.next_group() == 0
+    again.submit(prompt(0), 0.0)
+    assert again.next_group() == 2
+
+
+def test_dropped_stays_dropped_over_a_rewind():
+    loop = Loop()
+    saved = loop.ledger.trained_groups()
+    loop.ledger.reject(0, "too long", 0.0)
+    loop.ledger.rewind(saved, 1, 0.0)
+    assert loop.ledger.next_group() == 1
+    assert loop.ledger.accounting().balances
+
+
+def test_an_ended_stream_begins_again_with_a_rewind():
+    loop = Loop()
+    loop.ledger.end_stream(0.0)
+    assert loop.ledger.finished()
+    loop.ledger.rewind(TrainedSet(), 1, 0.0)
+    assert not loop.ledger.finished()
+    assert loop.ledger.room() == 2
+
+
+# Seeing it
+
+
+def test_it_says_what_the_trainer_waits_for():
+    ledger = Ledger(config())
+    assert ledger.waiting_on() == "the first policy version to be published"
+    loop = Loop()
+    said = [loop.ledger.waiting_on()]
+    loop.submit(1)
+    said.append(loop.ledger.waiting_on())
+    leases = loop.lease()
+    loop.ledger.expire(2.0)
+    said.append(loop.ledger.waiting_on())
+    loop.sample(leases)
+    said.append(loop.ledger.waiting_on())
+    loop.score()
+    loop.ready()
+    said.append(loop.ledger.waiting_on())
+    batch = loop.batch()
+    said.append(loop.ledger.waiting_on())
+    assert said == [
+        "prompts: 2 more may be submitted, 0 of 2 groups are here",
+        "group 0 (data.jsonl:1): 2 of 2 samples wait for a rollout",
+        "group 0 (data.jsonl:1): 2 of 2 samples run on rollout/0#1 for 2.0 s",
+        "group 0 (data.jsonl:1): 2 of 2 samples wait for a reward actor",
+        "nothing: a batch is ready",
+        "trainer/0#1 to train on 2 groups, for 2.0 s",
+    ]
+    assert loop.ack(batch) is Put.ACCEPTED
+
+
+def test_it_says_that_the_run_is_over():
+    loop = Loop(total_groups=2)
+    loop.ready()
+    loop.train()
+    assert loop.ledger.waiting_on() == "nothing: every group is trained or dropped"
+
+
+def test_a_replayed_ledger_tells_nothing_twice():
+    loop = Loop()
+    loop.ready()
+    loop.train()
+    loop.ledger.reject(2, "too long", 0.0)
+    again = Ledger.replay(config(), loop.ledger.take_events())
+    assert again.take_freed() == []
+    assert again.take_dropped() == []
+    assert again.take_events() == []
+    assert again.accounting() == loop.ledger.accounting()
+
+
+def test_only_events_are_applied():
+    with pytest.raises(TypeError, match="no event"):
+        apply(Loop().ledger._state, "nonsense")
+
+
+def test_leases_cost_what_is_ready_and_not_what_is_resident():
+    """Looking for work touches no group that has none."""
+    loop = Loop(max_staleness=0, groups_per_batch=3000, total_groups=3000, samples_per_prompt=1)
+    loop.submit()
+    leases = loop.lease(slots=3000)
+    assert len(leases) == 3000
+    index = loop.ledger._state.index
+    assert index.waiting == {}
+    assert loop.lease(R1) == []
+    assert loop.batch() is None

@@ -1,0 +1,398 @@
+"""Whatever happens in whatever order, the ledger keeps its promises and the run can be finished."""
+
+import math
+from collections import Counter
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relax_actor.ids import Holder
+from relax_actor.protocol import (
+    BatchTrained,
+    FinishReason,
+    PromptGroup,
+    Purpose,
+    RewardReady,
+    SampleReady,
+    TensorRef,
+)
+from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
+from relax_actor.transfer_queue.records import DropReason, Put, TrainedSet, decode_events, encode_events
+
+ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
+names = st.sampled_from([*ROLLOUTS, *REWARDERS, "trainer/0"])
+
+
+def ref(segment):
+    return TensorRef(segment=segment, offset=0, dtype="int32", shape=(1,))
+
+
+class World(RuleBasedStateMachine):
+    """Actors that work, die, repeat themselves, come late or go silent, around one ledger."""
+
+    samples_put = Bundle("samples_put")
+    rewards_put = Bundle("rewards_put")
+    acks = Bundle("acks")
+
+    @initialize(
+        staleness=st.integers(0, 2),
+        per_batch=st.integers(1, 3),
+        samples=st.integers(1, 3),
+        steps=st.integers(1, 4),
+        min_valid=st.integers(1, 2),
+        attempts=st.integers(0, 3),
+    )
+    def begin(self, staleness, per_batch, samples, steps, min_valid, attempts):
+        self.config = LedgerConfig(
+            groups_per_batch=per_batch,
+            samples_per_prompt=samples,
+            max_staleness=staleness,
+            total_groups=per_batch * steps,
+            min_valid_samples=min_valid,
+            max_attempts=attempts,
+            prompt_lease_s=30.0,
+            reward_lease_s=20.0,
+            batch_lease_s=60.0,
+            group_deadline_s=100.0,
+        )
+        self.ledger = Ledger(self.config)
+        self.events = []
+        self.now = 100.0
+        self.version = 0
+        self.checkpoint = TrainedSet()
+        self.trained = Counter()  # groups, since the beginning or the last rewind's checkpoint
+        self.checkpoint_trained = Counter()
+        self.incarnation = Counter()
+        self.prompt_leases, self.reward_tasks = {}, {}
+        self.batch = None
+        self.next_eval = -1
+        self.evals, self.eval_results = set(), Counter()
+        self.live = Counter()  # arrays by segment, as a model of what is needed
+        self.freed = set()
+        self.segments = 0
+        self.stale_allowed = False
+        self.ledger.published(0, self.now)
+
+    # Who does what
+
+    def holder(self, name):
+        return Holder(name, self.incarnation[name] + 1)
+
+    @rule(count=st.integers(1, 9))
+    def prompts_come(self, count):
+        for _ in range(min(count, self.ledger.room())):
+            self.submit()
+
+    def submit(self):
+        group_id = self.ledger.next_group()
+        prompt = PromptGroup(
+            group_id=group_id,
+            tokens=ref(self.segment("p")),
+            samples=self.config.samples_per_prompt,
+            label="4",
+            origin=f"data.jsonl:{group_id + 1}",
+        )
+        assert self.ledger.submit(prompt, self.now)
+        assert not self.ledger.submit(prompt, self.now)
+
+    @rule()
+    def a_prompt_is_rejected(self):
+        assert self.ledger.reject(self.ledger.next_group(), "too long", self.now)
+
+    @rule()
+    def an_eval_prompt_comes(self):
+        prompt = PromptGroup(
+            group_id=self.next_eval,
+            tokens=ref(self.segment("e")),
+            samples=2,
+            label="",
+            origin="eval.jsonl:1",
+            purpose=Purpose.EVAL,
+            eval_set="held_out",
+        )
+        self.evals.add(self.next_eval)
+        self.next_eval -= 1
+        assert self.ledger.submit(prompt, self.now)
+
+    @rule(name=st.sampled_from(ROLLOUTS), slots=st.integers(1, 5), lag=st.sampled_from([0, 0, 0, 1]))
+    def a_rollout_takes_prompts(self, name, slots, lag):
+        holder = self.holder(name)
+        leases = self.ledger.lease_prompts(holder, self.version - lag, slots, self.now)
+        assert not (lag and leases), "I4: only the newest version gets prompts"
+        assert sum(len(lease.missing) for lease in leases) <= slots
+        for lease in leases:
+            assert lease.missing
+            self.prompt_leases[lease.lease_id] = (lease, holder, set(lease.missing))
+
+    @precondition(lambda self: self.prompt_leases)
+    @rule(target=samples_put, data=st.data(), newer=st.booleans())
+    def a_rollout_finishes_a_sample(self, data, newer):
+        lease, holder, missing = self.prompt_leases[data.draw(st.sampled_from(sorted(self.prompt_leases)))]
+        index = data.draw(st.sampled_from(sorted(missing)))
+        return self.put_sample(lease, holder, index, newer=newer)
+
+    def put_sample(self, lease, holder, index, *, newer=False):
+        tokens = ref(self.segment("s"))
+        oldest = max(lease.policy_version, self.version) if newer else lease.policy_version
+        sample = SampleReady(
+            group_id=lease.group.group_id,
+            sample_index=index,
+            lease_id=lease.lease_id,
+            tokens=tokens,
+            logprobs=tokens,
+            versions=tokens,
+            oldest_version=oldest,
+            newest_version=self.version,
+            finish_reason=FinishReason.STOP,
+        )
+        self.ledger.put_sample(sample, holder, self.now)
+        _, _, missing = self.prompt_leases[lease.lease_id]
+        missing.discard(index)
+        if not missing:
+            del self.prompt_leases[lease.lease_id]
+        return sample, holder
+
+    @precondition(lambda self: self.prompt_leases)
+    @rule(data=st.data())
+    def a_lease_is_finished_and_scored(self, data):
+        lease, holder, missing = self.prompt_leases[data.draw(st.sampled_from(sorted(self.prompt_leases)))]
+        for index in sorted(missing):
+            self.put_sample(lease, holder, index)
+        self.a_reward_actor_takes_samples("reward/1", 9)
+        for key in sorted(self.reward_tasks):
+            self.score(key, 1.0)
+
+    @rule(put=samples_put)
+    def a_sample_is_put_twice(self, put):
+        assert self.ledger.put_sample(*put, self.now) in (Put.DUPLICATE, Put.STALE)
+
+    @rule(name=st.sampled_from(REWARDERS), rows=st.integers(1, 5))
+    def a_reward_actor_takes_samples(self, name, rows):
+        for task in self.ledger.lease_rewards(self.holder(name), rows, self.now):
+            self.reward_tasks[task.lease_id, task.group_id, task.sample_index] = (task, self.holder(name))
+
+    @precondition(lambda self: self.reward_tasks)
+    @rule(
+        target=rewards_put,
+        data=st.data(),
+        reward=st.sampled_from([1.0, 0.0, 0.5, 1.0, None, math.nan]),
+    )
+    def a_reward_actor_scores(self, data, reward):
+        return self.score(data.draw(st.sampled_from(sorted(self.reward_tasks))), reward)
+
+    def score(self, key, reward):
+        task, holder = self.reward_tasks.pop(key)
+        ready = RewardReady(
+            group_id=task.group_id,
+            sample_index=task.sample_index,
+            lease_id=task.lease_id,
+            reward=reward,
+            reason="ValueError" if reward is None else "",
+        )
+        self.ledger.put_reward(ready, holder, self.now)
+        return ready, holder
+
+    @rule(put=rewards_put)
+    def a_reward_is_put_twice(self, put):
+        assert self.ledger.put_reward(*put, self.now) in (Put.DUPLICATE, Put.STALE)
+
+    @rule()
+    def the_trainer_takes_a_batch(self):
+        batch = self.ledger.lease_batch(self.holder("trainer/0"), self.version, self.now)
+        if batch is None:
+            return
+        again = self.ledger.lease_batch(self.holder("trainer/0"), self.version, self.now)
+        assert batch == again, "a lost answer is told again"
+        self.batch = (batch, self.holder("trainer/0"))
+        self.check_batch(batch)
+
+    def check_batch(self, batch):
+        keys = [(sample.group_id, sample.sample_index) for sample in batch.samples]
+        assert keys == sorted(set(keys))
+        assert all(sample.group_id >= 0 and math.isfinite(sample.reward) for sample in batch.samples)
+        assert all(
+            self.version - sample.oldest_version <= self.config.max_staleness for sample in batch.samples
+        ), "I3"
+        groups = {sample.group_id for sample in batch.samples}
+        assert len(groups) == self.config.groups_per_batch
+        if self.config.max_staleness == 0:
+            done = {*self.trained, *(d.group_id for d in self.ledger.trained_groups().dropped)}
+            expected = [p for p in range(len(done) + len(groups) + 1) if p not in done]
+            assert sorted(groups) == expected[: len(groups)], "0 is synchronous: batches are in order"
+
+    @rule()
+    def the_trainer_steps(self):
+        self.the_trainer_takes_a_batch()
+        if self.batch:
+            self.the_trainer_trains()
+
+    @precondition(lambda self: self.batch)
+    @rule(target=acks)
+    def the_trainer_trains(self):
+        (batch, holder), self.batch = self.batch, None
+        trained = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=self.version + 1)
+        put = self.ledger.ack_batch(trained, holder, self.now)
+        if put is Put.ACCEPTED:
+            self.version += 1
+            self.trained.update({sample.group_id for sample in batch.samples})
+        return trained, holder
+
+    @rule(ack=acks)
+    def an_ack_comes_twice(self, ack):
+        assert self.ledger.ack_batch(*ack, self.now) in (Put.DUPLICATE, Put.STALE)
+
+    @rule()
+    def the_trainer_saves(self):
+        self.checkpoint, self.checkpoint_trained = self.ledger.trained_groups(), Counter(self.trained)
+
+    @rule(jump=st.integers(1, 3), dies=st.booleans())
+    def the_trainer_goes_back(self, jump, dies):
+        if dies:
+            self.ledger.holder_gone("trainer/0", self.incarnation["trainer/0"] + 1, self.now)
+            self.incarnation["trainer/0"] += 1
+        self.version += jump
+        self.ledger.rewind(self.checkpoint, self.version, self.now)
+        self.trained = Counter(self.checkpoint_trained)
+        self.batch = None
+        assert self.ledger.trained_groups().samples == self.checkpoint.samples
+
+    @rule(name=names, told=st.booleans())
+    def an_actor_dies(self, name, told):
+        if told:
+            self.ledger.holder_gone(name, self.incarnation[name] + 1, self.now)
+        self.incarnation[name] += 1
+
+    @rule(name=names)
+    def a_death_is_told_late(self, name):
+        self.ledger.holder_gone(name, self.incarnation[name], self.now)
+
+    @rule(seconds=st.sampled_from([1.0, 15.0, 35.0, 120.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.ledger.expire(self.now)
+        deadline = self.ledger.next_deadline()
+        assert deadline is None or deadline > self.now
+
+    @rule()
+    def the_version_jumps(self):
+        self.version += 1
+        self.stale_allowed = True
+        assert self.ledger.published(self.version, self.now)
+        assert not self.ledger.published(self.version - 1, self.now)
+
+    @rule()
+    def a_holder_meets_a_restarted_queue(self):
+        holder = self.holder("rollout/0")
+        kept = [lease_id for lease_id, (_, h, _) in self.prompt_leases.items() if h == holder]
+        self.ledger.retain(holder, kept[::2], self.now)
+
+    @rule()
+    def the_queue_restarts(self):
+        self.drain()
+        again = Ledger.replay(self.config, self.events)
+        assert again._state == self.ledger._state
+        self.ledger = again
+
+    @rule()
+    def results_are_read(self):
+        for result in self.ledger.eval_results():
+            self.eval_results[result.group_id] += 1
+
+    # What always holds
+
+    @invariant()
+    def every_sample_is_accounted_for(self):
+        accounting = self.ledger.accounting()
+        assert accounting.balances, accounting
+        assert min(accounting.running, accounting.queued, accounting.dropped, accounting.trained) >= 0
+        assert sum(self.ledger.dropped_by_reason().values()) == accounting.dropped
+        rows = Counter(row.state for g in self.ledger._state.groups.values() if g.is_train for row in g.rows)
+        assert rows == self.ledger._state.rows
+
+    @invariant()
+    def a_group_is_trained_once(self):
+        assert not self.trained or max(self.trained.values()) == 1
+        assert self.ledger.trained_groups().groups == len(self.trained)
+        assert len(self.trained) <= self.config.total_groups
+
+    @invariant()
+    def only_the_window_is_outstanding(self):
+        assert self.ledger._state.train_groups <= self.config.window
+
+    @invariant()
+    def nothing_is_stale_unless_a_version_was_skipped(self):
+        stale = self.ledger.dropped_by_reason().get(DropReason.STALE, 0)
+        assert self.stale_allowed or not stale
+
+    @invariant()
+    def segments_live_as_long_as_they_are_needed(self):
+        needed = {
+            tensor.segment
+            for group in self.ledger._state.groups.values()
+            for tensor in (group.prompt.tokens, *(r for row in group.rows for r in row.refs))
+        }
+        assert needed == self.ledger.segments()
+        freed = self.ledger.take_freed()
+        assert len(freed) == len(set(freed))
+        assert not self.freed & set(freed)
+        self.freed |= set(freed)
+        assert not self.freed & needed
+
+    @invariant()
+    def an_eval_is_reported_once(self):
+        assert not self.eval_results or max(self.eval_results.values()) == 1
+
+    @invariant()
+    def it_can_say_what_it_waits_for(self):
+        assert self.ledger.waiting_on()
+        self.drain()
+
+    def drain(self):
+        events = self.ledger.take_events()
+        assert decode_events(encode_events(events)) == events
+        self.events += events
+
+    def segment(self, kind):
+        self.segments += 1
+        return f"{kind}{self.segments}"
+
+    def teardown(self):
+        """With everybody alive and at work, the run comes to its end."""
+        if not hasattr(self, "ledger"):
+            return
+        for _ in range(400):
+            if self.ledger.finished() and not self.ledger.open_evals:
+                break
+            self.everybody_works()
+        assert self.ledger.finished(), self.ledger.waiting_on()
+        assert len(self.trained) == self.config.total_groups
+        self.results_are_read()
+        assert set(self.eval_results) == self.evals
+        self.every_sample_is_accounted_for()
+        self.segments_live_as_long_as_they_are_needed()
+        assert not self.ledger.segments(), "nothing is left behind"
+
+    def everybody_works(self):
+        self.time_passes(1.0)
+        self.prompts_come(4)
+        for name in ROLLOUTS:
+            for lease in self.ledger.lease_prompts(self.holder(name), self.version, 3, self.now):
+                self.prompt_leases[lease.lease_id] = (lease, self.holder(name), set(lease.missing))
+        for lease, holder, missing in list(self.prompt_leases.values()):
+            for index in sorted(missing):
+                self.put_sample(lease, holder, index)
+        for name in REWARDERS:
+            self.a_reward_actor_takes_samples(name, 5)
+        for key in sorted(self.reward_tasks):
+            self.score(key, 1.0)
+        self.the_trainer_takes_a_batch()
+        if self.batch:
+            self.the_trainer_trains()
+        self.results_are_read()
+
+
+World.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+test_the_ledger_keeps_its_promises = World.TestCase

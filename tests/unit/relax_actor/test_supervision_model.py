@@ -1,0 +1,331 @@
+"""The policy against every order of events Hypothesis can think of, in trees it makes up itself.
+
+The model beside it knows only what a person would check by hand: who lives, who was told to stop, how often
+each supervisor restarted something lately. It shares no code and no state with the policy.
+"""
+
+import random
+from collections import defaultdict
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relax_actor.supervision.policy import (
+    AddChild,
+    CancelTimer,
+    Exit,
+    ExitKind,
+    Finished,
+    Gone,
+    InitFailed,
+    Kill,
+    KillRequested,
+    Ready,
+    RemoveChild,
+    Report,
+    ReportKind,
+    SetTimer,
+    Spawn,
+    StartAll,
+    Stop,
+    StopRequested,
+    TimerFired,
+    TreePolicy,
+)
+from relax_actor.supervision.spec import (
+    Backoff,
+    ChildSpec,
+    Intensity,
+    RestartType,
+    Strategy,
+    SupervisorSpec,
+    actor_names,
+)
+
+ENDED_OR_READY = {"ready", "ended"}
+ANY_EXIT = st.sampled_from(ExitKind).map(lambda kind: Exit(kind=kind))
+
+
+@st.composite
+def trees(draw: st.DrawFn, name: str = "s", depth: int = 2) -> SupervisorSpec:
+    auto_shutdown = draw(st.sampled_from(("never", "never", "any", "all")))
+    is_nested = st.sampled_from((False, True) if depth else (False,))
+    kinds = draw(st.lists(is_nested, min_size=1, max_size=3))
+    children = tuple(
+        draw(trees(f"{name}{index}", depth - 1) if nested else children_of(f"{name}{index}", auto_shutdown))
+        for index, nested in enumerate(kinds)
+    )
+    return SupervisorSpec(
+        id=name,
+        children=children,
+        strategy=draw(st.sampled_from(Strategy)),
+        intensity=Intensity(restarts=draw(st.integers(0, 4)), within_s=30.0),
+        backoff=Backoff(base_s=1.0, cap_s=8.0, reset_after_s=20.0),
+        auto_shutdown=auto_shutdown,
+    )
+
+
+@st.composite
+def children_of(draw: st.DrawFn, name: str, auto_shutdown: str) -> ChildSpec:
+    restart = draw(st.sampled_from(RestartType))
+    can_be_significant = auto_shutdown != "never" and restart is not RestartType.PERMANENT
+    return ChildSpec(
+        id=name,
+        actor="roles:Any",
+        replicas=draw(st.integers(1, 3)),
+        restart=restart,
+        shutdown_s=draw(st.sampled_from((0.0, 5.0))),
+        start_timeout_s=10.0,
+        significant=can_be_significant and draw(st.booleans()),
+    )
+
+
+class Process:
+    """What the kernel knows of one incarnation."""
+
+    def __init__(self, name: str, incarnation: int) -> None:
+        self.name, self.incarnation = name, incarnation
+        self.is_ready = self.is_told = self.has_raised = False
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """One run of one tree, from its start to its end."""
+
+    @initialize(spec=trees(), seed=st.integers(0, 9))
+    def start(self, spec: SupervisorSpec, seed: int) -> None:
+        self.policy = TreePolicy(spec, random.Random(seed))
+        self.now = 0.0
+        self.alive: dict[str, Process] = {}
+        self.incarnations: dict[str, int] = defaultdict(int)
+        self.timers: dict[str, float] = {}
+        self.used_timers: set[str] = set()
+        self.finished: list[Finished] = []
+        self.stop_requested = self.kill_requested = False
+        self.restarts: dict[str, list[float]] = defaultdict(list)
+        self.parents: dict[str, SupervisorSpec] = {}
+        self.slots: dict[str, int] = {}  # actor to position, replicas sharing one
+        self.permanent: set[str] = set()  # who must be up whenever all is quiet
+        self.added = 0
+        self._learn(spec)
+        self.root = spec
+        self.send(StartAll())
+
+    # -- what may happen ----------------------------------------------------------------------------
+
+    @precondition(lambda self: any(not process.is_ready for process in self.alive.values()))
+    @rule(pick=st.randoms(use_true_random=False))
+    def becomes_ready(self, pick: random.Random) -> None:
+        process = pick.choice([process for process in self.alive.values() if not process.is_ready])
+        if not process.has_raised:
+            self._become_ready(process)
+
+    @precondition(lambda self: any(not process.is_ready for process in self.alive.values()))
+    @rule(pick=st.randoms(use_true_random=False), error=st.sampled_from(("ValueError: x", "KeyError: y")))
+    def raises_in_init(self, pick: random.Random, error: str) -> None:
+        process = pick.choice([process for process in self.alive.values() if not process.is_ready])
+        if not process.has_raised:
+            process.has_raised = True
+            self.send(InitFailed(name=process.name, incarnation=process.incarnation, error=error))
+
+    @precondition(lambda self: self.alive)
+    @rule(pick=st.randoms(use_true_random=False), exit_=ANY_EXIT)
+    def dies(self, pick: random.Random, exit_: Exit) -> None:
+        self._die(pick.choice(list(self.alive.values())), exit_)
+
+    @precondition(lambda self: self.timers)
+    @rule()
+    def next_timer_fires(self) -> None:
+        timer = min(self.timers, key=self.timers.__getitem__)
+        self.now = max(self.now, self.timers.pop(timer))
+        self.send(TimerFired(timer=timer))
+
+    @rule(seconds=st.sampled_from((0.1, 5.0, 31.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.now = min([self.now + seconds, *self.timers.values()])
+
+    @rule(pick=st.randoms(use_true_random=False))
+    def an_old_story_is_heard(self, pick: random.Random) -> None:
+        name = pick.choice([*self.incarnations, "nobody"])
+        incarnation = self.incarnations.get(name, 0) - (name in self.alive)
+        exit_ = Exit(kind=ExitKind.SIGNAL, signal=9)
+        before = self.policy.snapshot()
+        self.send(Gone(name=name, incarnation=incarnation, exit=exit_))
+        self.send(TimerFired(timer=pick.choice([*(self.used_timers - self.timers.keys()), "none"])))
+        assert self.policy.snapshot() == before
+
+    @precondition(lambda self: not self.finished)
+    @rule(replicas=st.integers(1, 2), restart=st.sampled_from(RestartType))
+    def a_child_is_added(self, replicas: int, restart: RestartType) -> None:
+        self.added += 1
+        spec = ChildSpec(id=f"d{self.added}", actor="roles:Any", replicas=replicas, restart=restart)
+        self._learn_child(spec, self.root, is_permanent=False)
+        self.send(AddChild(supervisor=self.root.id, spec=spec))
+
+    @precondition(lambda self: self.alive and not self.finished)
+    @rule(pick=st.randoms(use_true_random=False))
+    def a_child_is_removed(self, pick: random.Random) -> None:
+        name = pick.choice(list(self.alive))
+        self.permanent.discard(name)
+        self.send(RemoveChild(name=name))
+
+    @rule()
+    def all_goes_quiet(self) -> None:
+        """Everything still under way comes to its end: the tree must then be up, or over."""
+        for _ in range(500):
+            if not self._let_something_happen():
+                break
+        else:
+            raise AssertionError("it never comes to rest")
+        if not self.finished:
+            self._check_rest()
+
+    @rule()
+    @precondition(lambda self: not self.stop_requested)
+    def a_stop_is_asked_for(self) -> None:
+        self.stop_requested = True
+        self.send(StopRequested(reason="SIGINT"))
+
+    @rule()
+    @precondition(lambda self: self.stop_requested)
+    def a_kill_is_asked_for(self) -> None:
+        self.kill_requested = True
+        self.send(KillRequested(reason="SIGINT"))
+        assert all(process.is_told for process in self.alive.values())
+
+    def teardown(self) -> None:
+        if hasattr(self, "policy"):
+            self.all_goes_quiet()
+            self.stop_requested = True
+            self.send(StopRequested(reason="the end"))
+            self.all_goes_quiet()
+            assert len(self.finished) == 1
+
+    @invariant()
+    def the_policy_sees_the_same_world(self) -> None:
+        if hasattr(self, "policy"):
+            starting = {"starting", "ready", "stopping"}
+            seen = {status.name for status in _leaves(self.policy.snapshot()) if status.state in starting}
+            assert seen == self.alive.keys()
+
+    # -- what the policy orders -----------------------------------------------------------------------
+
+    def send(self, event) -> None:
+        for command in self.policy.handle(event, self.now):
+            assert not self.finished, "something is ordered after the end"
+            self._obey(command)
+
+    def _obey(self, command) -> None:
+        match command:
+            case Spawn():
+                self._spawn(command)
+            case Stop():
+                self._tell(command)
+                process = self.alive[command.name]
+                assert not process.is_told, "told to stop twice"
+                process.is_told = True
+            case Kill():
+                self._tell(command)
+                self.alive[command.name].is_told = True
+            case SetTimer():
+                assert command.timer not in self.used_timers
+                self.used_timers.add(command.timer)
+                self.timers[command.timer] = self.now + command.delay_s
+            case CancelTimer():
+                del self.timers[command.timer]
+            case Report():
+                self._note(command)
+            case Finished():
+                assert not self.alive
+                assert not self.timers
+                self.finished.append(command)
+
+    def _spawn(self, command: Spawn) -> None:
+        assert command.name not in self.alive, "two incarnations at once"
+        assert not self.stop_requested, "started after a stop was asked for"
+        self.incarnations[command.name] += 1
+        assert command.incarnation == self.incarnations[command.name]
+        assert command.name == actor_names(command.spec)[command.replica]
+        self.alive[command.name] = Process(command.name, command.incarnation)
+
+    def _tell(self, command: Stop | Kill) -> None:
+        process = self.alive[command.name]
+        assert command.incarnation == process.incarnation
+        if self.stop_requested and not process.is_told and not self.kill_requested_now(command):
+            later = [name for name in self.alive if self.slots[name] > self.slots[command.name]]
+            assert not later, "stopped before those that started after it were gone"
+
+    def kill_requested_now(self, command: Stop | Kill) -> bool:
+        return self.kill_requested and isinstance(command, Kill)
+
+    def _note(self, report: Report) -> None:
+        if report.kind is not ReportKind.CHILD_RESTARTING:
+            return
+        child = report.fields["child"]
+        supervisor = self.parents[child]
+        self.restarts.pop(child, None)  # a supervisor that is restarted counts anew, and so do those below
+        for below, parent in self.parents.items():
+            if parent.id == child:
+                self.restarts.pop(below, None)
+        times_s = self.restarts[supervisor.id]
+        times_s.append(self.now)
+        recent = [at_s for at_s in times_s if at_s >= self.now - supervisor.intensity.within_s]
+        assert len(recent) <= supervisor.intensity.restarts
+
+    # -- what the model knows -------------------------------------------------------------------------
+
+    def _learn(self, spec: SupervisorSpec) -> None:
+        for child in spec.children:
+            self.parents[child.id] = spec
+            if isinstance(child, SupervisorSpec):
+                self._learn(child)
+            else:
+                self._learn_child(child, spec, is_permanent=child.restart is RestartType.PERMANENT)
+
+    def _learn_child(self, child: ChildSpec, parent: SupervisorSpec, *, is_permanent: bool) -> None:
+        position = len(self.slots)
+        for name in actor_names(child):
+            self.slots[name] = position
+            self.parents[name] = parent
+            if is_permanent:
+                self.permanent.add(name)
+
+    def _become_ready(self, process: Process) -> None:
+        process.is_ready = True
+        self.send(Ready(name=process.name, incarnation=process.incarnation))
+
+    def _die(self, process: Process, exit_: Exit) -> None:
+        del self.alive[process.name]
+        self.send(Gone(name=process.name, incarnation=process.incarnation, exit=exit_))
+
+    def _let_something_happen(self) -> bool:
+        for process in list(self.alive.values()):
+            if process.is_told or process.has_raised:
+                self._die(process, Exit(kind=ExitKind.STOPPED))
+                return True
+            if not process.is_ready:
+                self._become_ready(process)
+                return True
+        if self.timers:
+            self.next_timer_fires()
+            return True
+        return False
+
+    def _check_rest(self) -> None:
+        root = self.policy.snapshot()
+        assert all(status.state in ENDED_OR_READY for status in _all(root))
+        assert self.permanent <= self.alive.keys()
+
+
+def _all(status):
+    yield status
+    for child in status.children:
+        yield from _all(child)
+
+
+def _leaves(status):
+    return (each for each in _all(status) if not each.is_supervisor)
+
+
+TestTreeMachine = TreeMachine.TestCase
+TestTreeMachine.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
