@@ -139,12 +139,14 @@ def _run(
         resume = _resume(settings, folder)
         config = _in_folder(settings.config, folder)
         write_plan(plan, config, folder)
-        with _watching(request, folder, out) as on_tick:
-            job = Job(config=config, folder=folder, run_id=run_id, resume=resume, on_tick=on_tick)
-            exit_code, reason = _run_job(job, runner)
-        failures = write_reports(folder)
-        out.write(summary(folder, exit_code=exit_code, reason=reason, failures=failures) + "\n")
-        out.flush()
+        with _signals() as signals:
+            with _watching(request, folder, out) as on_tick:
+                job = Job(config=config, folder=folder, run_id=run_id, resume=resume, on_tick=on_tick)
+                outcome = runner(job, signals.obey)
+            exit_code = signals.exit_code(outcome)
+            failures = write_reports(folder)
+            out.write(summary(folder, exit_code=exit_code, reason=outcome.reason, failures=failures) + "\n")
+            out.flush()
     return exit_code
 
 
@@ -192,15 +194,6 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
         metrics.poll()
 
 
-def _run_job(job: Job, runner: Runner) -> tuple[int, str]:
-    """Run under signal handlers; a signal's exit code is 128 + its number."""
-    with _signals() as signals:
-        outcome = runner(job, signals.obey)
-    if signals.first is not None:
-        return 128 + signals.first, outcome.reason or signal.Signals(signals.first).name
-    return outcome.exit_code, outcome.reason
-
-
 class _Signals:
     """Turns signals into stop and kill; remembers the first."""
 
@@ -213,6 +206,10 @@ class _Signals:
         self._control = control
         if self.first is not None:
             control.stop(signal.Signals(self.first).name)
+
+    def exit_code(self, outcome: Ended) -> int:
+        """Return 128 + the first signal's number where it ended the run; a run that is done is done."""
+        return outcome.exit_code if self.first is None or not outcome.exit_code else 128 + self.first
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Take one signal, in the main thread."""

@@ -6,6 +6,6 @@ import sys
 if sys.path and sys.path[0] not in {"", sys.prefix} and not sys.flags.safe_path:
     sys.path.append(sys.path.pop(0))
 
-from launcher.cli import main  # noqa: E402 - after the path is safe
+from launcher.cli import main
 
 main()

@@ -1,4 +1,4 @@
-"""What happens to the connections of one ZeroMQ socket, as libzmq itself reports it."""
+"""What happens to the connections of one ZeroMQ listener, as libzmq itself reports it."""
 
 import asyncio
 from typing import Final
@@ -8,16 +8,18 @@ from zmq.utils.monitor import parse_monitor_message
 
 from transport.zmq_pump import Pump
 
-_REFUSALS: Final = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS: Final = (
+    zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 )
 _UNBIND_TIMEOUT_MS: Final = 1000
 
 
 class Monitor:
-    """Counts refused connections of a listener and knows when its address is free again.
+    """Counts the connections that ended before they began, and knows when the address is free again.
+
+    libzmq names only some reasons for a refusal. So a refused connection is one that was accepted and
+    disconnected without a handshake between. What speaks like ZMTP 1 passes for a peer on `ipc://`; its
+    messages are for the codec to refuse.
 
     Args:
         loop: who reads the events.
@@ -26,9 +28,10 @@ class Monitor:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, socket: "zmq.Socket[bytes]") -> None:
         self._watched = socket
-        self._events: zmq.Socket[bytes] = socket.get_monitor_socket(_REFUSALS | zmq.EVENT_CLOSED)
+        self._events: zmq.Socket[bytes] = socket.get_monitor_socket(_EVENTS)
         self._pump = Pump(loop, self._events, self._note)
         self.refused_connections = 0
+        self._strangers: set[int] = set()  # descriptors of connections whose handshake is not done
         self._is_unbound = False
 
     def wait_until_unbound(self) -> None:
@@ -42,6 +45,14 @@ class Monitor:
         self._pump.close()
 
     def _note(self, frames: list[memoryview]) -> None:
-        event = parse_monitor_message([bytes(frame) for frame in frames])["event"]
-        self._is_unbound = self._is_unbound or event == zmq.EVENT_CLOSED
-        self.refused_connections += bool(event & _REFUSALS)
+        message = parse_monitor_message([bytes(frame) for frame in frames])
+        event, descriptor = message["event"], message["value"]
+        if event == zmq.EVENT_ACCEPTED:
+            self._strangers.add(descriptor)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._strangers.discard(descriptor)
+        elif event == zmq.EVENT_DISCONNECTED and descriptor in self._strangers:
+            self._strangers.discard(descriptor)
+            self.refused_connections += 1
+        elif event == zmq.EVENT_CLOSED:
+            self._is_unbound = True

@@ -75,7 +75,7 @@ def _fork(
     return pid, "" if pid else "fork failed"
 
 
-def _fork_again(
+def _fork_again(  # noqa: PLR0917 - what the actor needs, handed on once
     writer: int, connection: Connection, agent: int, config: NodeConfig, spawn: Spawn, arguments: list[bytes]
 ) -> None:
     try:

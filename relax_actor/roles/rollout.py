@@ -128,7 +128,7 @@ class Rollout(Actor):
         ]
 
     def _forget(self, lease: PromptLease) -> None:
-        """A new lease voids what is in flight under an older one of ours, such as before a trainer restart."""
+        """Abort what is in flight under an older lease: a new one voids it, as after a trainer's restart."""
         keys = [(lease.group.group_id, index) for index in lease.missing]
         self._engine.abort([key for key in keys if self._leases.pop(key, None) is not None])
 

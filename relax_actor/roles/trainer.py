@@ -11,12 +11,14 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
 from relax_actor.dcs.publisher import PolicyPublisher
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.faults import point
-from relax_actor.ids import GroupId, PolicyVersion
+from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import BatchLease, BatchTrained, Opened
 from relax_actor.rl.advantage import group_advantages, has_signal
 from relax_actor.rl.batching import plan_updates
@@ -35,6 +37,14 @@ Waiting = Generator[Reply[Any] | None, None, T]
 PARK_S = 20.0
 VERSION_FILE = "policy_version"
 """In the run folder: the highest version ever published, so that a resumed run goes on above it."""
+
+
+class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint says of the run beside the backend's files."""
+
+    step: int
+    policy_version: int
+    trained: str  # JSON of transfer_queue.records.TrainedSet
 
 
 class Trainer(Actor):
@@ -162,7 +172,7 @@ class Trainer(Actor):
     # -- batch, weights, checkpoint -------------------------------------------------------------
 
     def _sequences(self, batch: BatchLease) -> list[TrainSequence]:
-        rewards: dict[GroupId, list[float]] = {}
+        rewards: dict[int, list[float]] = {}
         for sample in batch.samples:
             rewards.setdefault(sample.group_id, []).append(sample.reward)
         advantages = group_advantages(rewards, self._config.train.advantage_estimator)
@@ -201,7 +211,8 @@ class Trainer(Actor):
         if checkpoint is None or (resume is None and self.ctx.incarnation == 1):
             return
         self._backend.load(checkpoint.path)
-        self._step, self._trained = int(checkpoint.meta["step"]), str(checkpoint.meta["trained"])
+        meta = msgspec.convert(checkpoint.meta, CheckpointMeta)
+        self._step, self._trained = meta.step, meta.trained
         self.ctx.events.emit("checkpoint_loaded", step=self._step, path=str(checkpoint.path))
 
     def _is_checkpoint_due(self) -> bool:
@@ -210,9 +221,9 @@ class Trainer(Actor):
 
     def _checkpoint(self) -> None:
         started = time.monotonic()
-        meta = {"step": self._step, "policy_version": self._version, "trained": self._trained}
+        meta = CheckpointMeta(step=self._step, policy_version=self._version, trained=self._trained)
         with self.ctx.events.span("checkpoint", step=self._step):
-            path = self._store.save(self._step, self._backend.save, meta)
+            path = self._store.save(self._step, self._backend.save, msgspec.structs.asdict(meta))
         self.ctx.events.emit(
             "checkpoint_saved", step=self._step, path=str(path), seconds=time.monotonic() - started
         )

@@ -200,7 +200,8 @@ class Supervisor:
 
         def handle() -> None:
             try:
-                decided.set_result(self._shell.handle(event))
+                self._shell.handle(event)
+                decided.set_result(None)
             except ConfigError as refusal:
                 decided.set_exception(refusal)
 

@@ -11,20 +11,22 @@ import sys
 import threading
 import time
 
+import msgspec
 import psutil
 import pytest
 import zmq
 
 from transport.address import Address
+from transport.codec import decode
 from transport.control import Limits
-from transport.errors import AddressError, ChannelFull, KeysError, PeerUnreachable
+from transport.errors import AddressError, ChannelFull, CodecError, KeysError, PeerUnreachable
 from transport.security import CurveKeys
 from transport.zmq_control import ZmqNetwork
 from transport.zmq_pump import DRAIN_MESSAGES
 
 pytestmark = pytest.mark.fault
 
-DEADLINE_S = 30.0
+DEADLINE_S = 15.0
 QUICK = Limits(heartbeat_interval_s=0.1, heartbeat_timeout_s=0.4)
 KEYS = CurveKeys.generate()
 
@@ -234,39 +236,56 @@ def test_a_producer_that_outruns_its_consumer_costs_neither_of_them_memory(start
     assert own_peak_bytes - own_before_bytes < 2 * in_queues_bytes + 16 * 2**20
 
 
-@pytest.mark.parametrize("side", ["one loop", "two processes"])
-def test_ten_thousand_messages_each_way_at_once_leave_none_behind(start, network, until, address, side):
-    heard, sent = [], 0
-    listener = network.listen(address, lambda peer, frames: heard.append((peer, bytes(frames[0]))))
-    if side == "two processes":
-        start("flood", listener.address)
-    else:
-        replies = []
-        channel = network.connect(listener.address, replies.append, identity=b"flood")
-        numbers = iter([b"%d" % number for number in range(10_000)])
-        waiting = []
+class Flood:
+    """Sends numbered messages as fast as they are accepted."""
 
-    def pump():
-        nonlocal sent
+    def __init__(self, send):
+        self._send, self._next = send, 0
+
+    def push(self):
         with contextlib.suppress(ChannelFull, PeerUnreachable):
-            while sent < 10_000:
-                listener.send(b"flood", [b"%d" % sent])
-                sent += 1
-        if side == "one loop":
-            with contextlib.suppress(ChannelFull):
-                for number in [*waiting, *numbers] if waiting else numbers:
-                    waiting[:] = [number]
-                    channel.send([number])
-                    waiting.clear()
-            if len(replies) == 10_000 and len(heard) == 10_000:
-                assert [int(bytes(frames[0])) for frames in replies] == list(range(10_000))
-                channel.send([b"all"])
-        return heard and heard[-1][1] in {b"all", b"disorder"}
+            while self._next < 10_000:
+                self._send(b"%d" % self._next)
+                self._next += 1
 
-    until(pump)
 
-    assert heard[-1][1] == b"all"
-    assert [int(text) for _, text in heard[:10_000]] == list(range(10_000))
+NUMBERS = list(range(10_000))
+
+
+def test_ten_thousand_messages_each_way_at_once_leave_none_behind_in_one_loop(network, until, address):
+    requests, replies = [], []
+    listener = network.listen(address, lambda _, frames: requests.append(int(bytes(frames[0]))))
+    channel = network.connect(
+        listener.address, lambda frames: replies.append(int(bytes(frames[0]))), identity=b"flood"
+    )
+    floods = [Flood(lambda frame: listener.send(b"flood", [frame])), Flood(lambda frame: channel.send([frame]))]
+
+    def all_arrived():
+        for flood in floods:
+            flood.push()
+        return len(requests) == len(replies) == 10_000
+
+    until(all_arrived)
+
+    assert requests == replies == NUMBERS
+
+
+def test_ten_thousand_messages_each_way_at_once_leave_none_behind_between_processes(
+    start, network, until, address
+):
+    requests = []
+    listener = network.listen(address, lambda _, frames: requests.append(bytes(frames[0])))
+    start("flood", listener.address)
+    flood = Flood(lambda frame: listener.send(b"flood", [frame]))
+
+    def all_arrived():
+        flood.push()
+        return len(requests) == 10_001
+
+    until(all_arrived)
+
+    assert requests.pop() == b"all"
+    assert [int(text) for text in requests] == NUMBERS
 
 
 def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_path):
@@ -287,6 +306,10 @@ def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_
 
     steps = [later - earlier for earlier, later in zip(heard_at_tick, heard_at_tick[1:], strict=False)]
     assert max(steps) <= 2 * DRAIN_MESSAGES
+
+
+class Record(msgspec.Struct):
+    field: int
 
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -320,7 +343,11 @@ def test_garbage_on_the_socket_is_refused_and_counted(network, until, address, g
     for connection in raw:
         connection.close()
 
-    assert heard == [[b"well"]]
+    heard.remove([b"well"])
+    for frames in heard:  # text is by chance a message of ZMTP 1, which ipc:// lets in
+        with pytest.raises(CodecError):
+            decode(Record, frames[0])
+    assert address.scheme == "ipc" or not heard
 
 
 def test_a_message_over_the_listeners_limit_is_dropped_and_counted(loop, network, until, tmp_path):
@@ -353,32 +380,23 @@ def test_a_message_without_content_is_not_heard(network, until, tmp_path):
     assert [[bytes(frame) for frame in frames] for _, frames in heard] == [[b"content"]]
 
 
-def _foreign_client(kind, listener_keys):
-    """Make a DEALER that lacks something that channels of the run have."""
-    dealer = zmq.Context.instance().socket(zmq.DEALER)
-    dealer.linger, dealer.immediate = 0, 0
-    if kind != "no keys at all":
-        stranger = CurveKeys.generate()
-        dealer.curve_publickey, dealer.curve_secretkey = stranger.client_public, stranger.client_secret
-        dealer.curve_serverkey = (
-            stranger.server_public if kind == "another run's keys" else listener_keys.server_public
-        )
-    return dealer
-
-
 @pytest.mark.parametrize("kind", ["no keys at all", "another run's keys", "the listener's key only"])
 def test_who_lacks_the_keys_of_the_run_is_never_heard(network, until, kind):
     heard = []
     listener = network.listen(Address.tcp("127.0.0.1"), lambda _, frames: heard.append(bytes(frames[0])))
-    with _foreign_client(kind, KEYS) as dealer:
-        dealer.connect(str(listener.address))
-        for _ in range(10):
-            dealer.send(b"let me in", zmq.NOBLOCK)
-        until(lambda: listener.refused_connections >= 3)
-        channel = network.connect(listener.address, print)
-        channel.send([b"of the run"])
-        until(lambda: heard)
-        until(lambda: listener.refused_connections >= 6)
+    stranger = CurveKeys.generate()
+    for attempt in range(3):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            if kind != "no keys at all":
+                dealer.curve_publickey, dealer.curve_secretkey = stranger.client_public, stranger.client_secret
+                known = KEYS if kind == "the listener's key only" else stranger
+                dealer.curve_serverkey = known.server_public
+            dealer.connect(str(listener.address))
+            dealer.send(b"let me in")
+            until(lambda attempt=attempt: listener.refused_connections > attempt)
+    network.connect(listener.address, print).send([b"of the run"])
+    until(lambda: heard)
 
     assert heard == [b"of the run"]
 
@@ -388,7 +406,7 @@ def test_a_forged_listener_hears_nothing(loop, network, until):
     forger = ZmqNetwork(loop, CurveKeys.generate())
     listener = forger.listen(Address.tcp("127.0.0.1"), lambda *message: heard.append(message))
     network.connect(listener.address, print).send([b"secret"])
-    until(lambda: listener.refused_connections >= 5)
+    until(lambda: listener.refused_connections >= 1)
     forger.close()
 
     assert heard == []

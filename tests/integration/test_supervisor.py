@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -33,6 +34,10 @@ def eventually(condition, timeout_s=15.0):
         time.sleep(0.01)
 
 
+def socket_dirs(run_id):
+    return list(Path(tempfile.gettempdir()).glob(f"rx-*/{run_id}"))
+
+
 def kinds(tree):
     return [event["kind"] for event in read_events(tree.run_dir / "events.jsonl")[0]]
 
@@ -44,7 +49,7 @@ def test_leaving_the_block_leaves_no_process_socket_or_segment(tmp_path):
         space.create("somebody", 1, "left", 100).close()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert space.names() == []
-    assert not list(Path("/tmp").glob(f"rx-*/{tree.run_id}"))
+    assert not socket_dirs(tree.run_id)
 
 
 def test_a_bad_spec_is_refused_before_anything_starts():
@@ -54,7 +59,8 @@ def test_a_bad_spec_is_refused_before_anything_starts():
 
 def test_a_constructor_that_raises_is_tried_again_once_and_named(tmp_path):
     bad = ChildSpec(id="counter", actor="sample_actors:Nobody")
-    with pytest.raises(StartFailed, match="has no attribute 'Nobody'"), Supervisor(spec_of(bad), run_dir=tmp_path):
+    tree = Supervisor(spec_of(bad), run_dir=tmp_path)
+    with pytest.raises(StartFailed, match="has no attribute 'Nobody'"), tree:
         pass
     assert not psutil.Process().children(recursive=True)
 
@@ -158,4 +164,4 @@ def test_a_killed_head_leaves_no_process_and_no_segment(tmp_path):
     eventually(lambda: not any(process.is_running() for process in family))
     assert not any(psutil.pid_exists(pid) for pid in said["pids"])
     eventually(lambda: ShmSpace(said["run_id"]).names() == [])
-    eventually(lambda: not list(Path("/tmp").glob(f"rx-*/{said['run_id']}")))
+    eventually(lambda: not socket_dirs(said["run_id"]))

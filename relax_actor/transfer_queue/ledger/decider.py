@@ -119,9 +119,7 @@ class Decider:
 
     def _drop_stale(self) -> None:
         """Give up the groups, not in the trainer's hands, that are too old for it now and will be later."""
-        version = self._state.version
-        if version is None:
-            return
+        version = self._state.version or 0  # before the first one nothing has started
         for group_id in self._state.index.too_old(version - self.config.max_staleness):
             group = self._state.groups[group_id]
             detail = f"sampled by version {group.oldest_version}, the trainer is at {version}"

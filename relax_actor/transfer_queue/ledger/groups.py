@@ -134,7 +134,7 @@ def eval_result(group: Group, detail: str) -> EvalResult:
 def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
     sample = _sample(row)
     if row.reward is None:
-        raise AssertionError(f"a scored row of group {prompt.group_id} has no reward")
+        raise ValueError(f"a scored row of group {prompt.group_id} has no reward")
     return TrainSample(
         group_id=prompt.group_id,
         sample_index=sample.sample_index,
@@ -150,5 +150,5 @@ def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
 
 def _sample(row: Row) -> SampleReady:
     if row.sample is None:
-        raise AssertionError(f"a {row.state} row has no sample")
+        raise ValueError(f"a {row.state} row has no sample")
     return row.sample

@@ -1,7 +1,7 @@
 """A set whose smallest member is at hand: a heap that forgets lazily what was taken out."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound="int | tuple[int, int]")
@@ -16,12 +16,6 @@ class OrderedSet(Generic[K]):
 
     def __len__(self) -> int:
         return len(self._members)
-
-    def __contains__(self, member: K) -> bool:
-        return member in self._members
-
-    def __iter__(self) -> Iterator[K]:
-        return iter(sorted(self._members))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OrderedSet) and self._members == other._members

@@ -106,6 +106,7 @@ def test_the_first_signal_stops_and_the_second_kills(request_of, runner, number,
         os.kill(os.getpid(), signal.SIGTERM)
 
     runner.during = twice
+    runner.outcome = Outcome(1, "stopped")
 
     assert launch(request_of(), io.StringIO(), runner) == code
     assert runner.control.told == [f"stop {signal.Signals(number).name}", "kill SIGTERM"]
@@ -118,10 +119,16 @@ def test_a_signal_before_there_is_a_tree_stops_it_when_there_is_one(request_of, 
     def late(job: Job, hand_over) -> Outcome:
         os.kill(os.getpid(), signal.SIGINT)
         hand_over(control)
-        return Outcome(0)
+        return Outcome(1)
 
     assert launch(request_of(), io.StringIO(), late) == 130
     assert control.told == ["stop SIGINT"]
+
+
+def test_a_signal_that_comes_when_all_is_done_changes_nothing(request_of, runner):
+    runner.during = lambda: os.kill(os.getpid(), signal.SIGTERM)
+
+    assert launch(request_of(), io.StringIO(), runner) == 0
 
 
 def test_a_wrong_configuration_starts_nothing(request_of, runner, run_dir):

@@ -18,6 +18,7 @@ from relax_actor.protocol import (
 )
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.ledger.fold import apply
+from relax_actor.transfer_queue.ledger.groups import Group, RowState, reward_task, train_samples
 from relax_actor.transfer_queue.records import (
     DroppedGroup,
     DroppedSample,
@@ -846,6 +847,7 @@ def test_it_says_what_the_trainer_waits_for():
     loop.ready()
     said.append(loop.ledger.waiting_on())
     batch = loop.batch()
+    loop.ledger.expire(4.0)
     said.append(loop.ledger.waiting_on())
     assert said == [
         "prompts: 2 more may be submitted, 0 of 2 groups are here",
@@ -875,6 +877,19 @@ def test_a_replayed_ledger_tells_nothing_twice():
     assert again.take_dropped() == []
     assert again.take_events() == []
     assert again.accounting() == loop.ledger.accounting()
+
+
+def test_a_row_that_is_not_there_is_not_handed_out():
+    group = Group.of(prompt(0))
+    with pytest.raises(ValueError, match="a waiting row has no sample"):
+        reward_task(group, 0, 1)
+    loop = Loop()
+    loop.submit(1)
+    loop.sample(loop.lease())
+    group = loop.ledger._state.groups[0]
+    group.rows[0].state = RowState.SCORED
+    with pytest.raises(ValueError, match="has no reward"):
+        train_samples(group)
 
 
 def test_only_events_are_applied():

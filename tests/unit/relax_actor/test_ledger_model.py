@@ -1,9 +1,11 @@
 """Whatever happens in whatever order, the ledger keeps its promises and the run can be finished."""
 
 import math
+import random
 from collections import Counter
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -43,7 +45,7 @@ class World(RuleBasedStateMachine):
         min_valid=st.integers(1, 2),
         attempts=st.integers(0, 3),
     )
-    def begin(self, staleness, per_batch, samples, steps, min_valid, attempts):
+    def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts):
         self.config = LedgerConfig(
             groups_per_batch=per_batch,
             samples_per_prompt=samples,
@@ -396,3 +398,58 @@ World.TestCase.settings = settings(
     max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 test_the_ledger_keeps_its_promises = World.TestCase
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_long_run_with_few_mishaps_ends_and_drops_nothing_as_stale(seed):
+    """The same world, but with chances as in life: samples are slow and out of order, deaths are rare."""
+    rng = random.Random(seed)
+    world = World()
+    world.begin(
+        staleness=rng.randint(0, 3),
+        per_batch=rng.randint(1, 4),
+        samples=rng.randint(1, 3),
+        steps=rng.randint(4, 12),
+        min_valid=1,
+        attempts=5,
+    )
+    moves = [
+        (10, lambda: world.prompts_come(rng.randint(1, 9))),
+        (15, lambda: take_prompts(world, rng)),
+        (25, lambda: finish_a_sample(world, rng)),
+        (15, lambda: world.a_reward_actor_takes_samples(rng.choice(REWARDERS), rng.randint(1, 5))),
+        (25, lambda: score_a_sample(world, rng)),
+        (15, world.the_trainer_steps),
+        (3, lambda: world.time_passes(1.0)),
+        (0.5, lambda: world.an_actor_dies(rng.choice([*ROLLOUTS, *REWARDERS]), told=True)),
+        (0.2, world.a_prompt_is_rejected),
+        (0.5, world.an_eval_prompt_comes),
+        (1.0, world.the_trainer_saves),
+        (0.1, lambda: world.the_trainer_goes_back(jump=1, dies=True)),
+        (0.1, world.the_queue_restarts),
+    ]
+    for _ in range(600):
+        rng.choices([move for _, move in moves], [weight for weight, _ in moves])[0]()
+        check(world)
+    world.teardown()
+    assert DropReason.STALE not in world.ledger.dropped_by_reason()
+
+
+def take_prompts(world, rng):
+    world.a_rollout_takes_prompts(rng.choice(ROLLOUTS), rng.randint(1, 9), lag=0)
+
+
+def finish_a_sample(world, rng):
+    if world.prompt_leases:
+        lease, holder, missing = world.prompt_leases[rng.choice(sorted(world.prompt_leases))]
+        world.put_sample(lease, holder, rng.choice(sorted(missing)))
+
+
+def score_a_sample(world, rng):
+    if world.reward_tasks:
+        world.score(rng.choice(sorted(world.reward_tasks)), rng.choice([1.0, 0.0, 0.5, 1.0, None, 1.0]))
+
+
+def check(world):
+    for invariant_ in world.invariants():
+        invariant_.function(world)

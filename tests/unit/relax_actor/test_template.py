@@ -33,7 +33,8 @@ def changed(tiny_model, tmp_path):
 
     def changed(name, **values):
         folder = tmp_path / "model"
-        shutil.copytree(tiny_model.path, folder, dirs_exist_ok=True)
+        if not folder.exists():
+            shutil.copytree(tiny_model.path, folder)
         content = json.loads((folder / name).read_text()) | values
         (folder / name).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
         return folder

@@ -1,0 +1,171 @@
+"""Rows come out of shared memory as they went in, and only where they are."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from relax_actor.ids import Holder
+from relax_actor.protocol import FinishReason, PromptGroup, SampleReady, TensorRef
+from relax_actor.transfer_queue.storage import RowReader, RowRefError, RowWriter, renamed, segments_of
+from transport.shm import SegmentMissingError, ShmSpace
+
+
+@pytest.fixture
+def space(tmp_path):
+    return ShmSpace("0a1b2c3d", tmp_path)
+
+
+@pytest.fixture
+def writer(space):
+    return RowWriter(space, Holder("rollout/0", 2))
+
+
+def row(n):
+    return {"tokens": np.arange(n, dtype=np.int32), "logprobs": np.full(n, -0.5, np.float32)}
+
+
+def sample_ready(tensor):
+    return SampleReady(
+        group_id=3,
+        sample_index=0,
+        lease_id=1,
+        tokens=tensor,
+        logprobs=tensor,
+        versions=msgspec.structs.replace(tensor, segment="other"),
+        oldest_version=0,
+        newest_version=0,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def test_all_rows_of_a_put_share_one_segment(space, writer):
+    refs = writer.write([row(5), row(9), row(1)])
+    assert {ref.segment for row_refs in refs for ref in row_refs.values()} == set(space.names())
+    assert len(space.names("rollout/0", 2)) == 1
+    assert all(ref.offset % 64 == 0 for row_refs in refs for ref in row_refs.values())
+    reader = RowReader(space)
+    assert reader.read(refs[1]["tokens"]).tolist() == list(range(9))
+    assert reader.read(refs[2]["logprobs"]).tolist() == [-0.5]
+
+
+def test_every_put_is_a_segment_of_its_own(space, writer):
+    writer.write([row(1)])
+    writer.write([row(1)])
+    assert len(space.names()) == 2
+
+
+def test_no_rows_need_no_segment(space, writer):
+    assert writer.write([]) == []
+    assert space.names() == []
+
+
+def test_an_empty_array_is_an_array(space, writer):
+    ((refs),) = writer.write([{"tokens": np.empty(0, np.int32)}])
+    assert RowReader(space).read(refs["tokens"]).shape == (0,)
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    arrays=st.lists(
+        hnp.arrays(
+            dtype=st.one_of(
+                hnp.integer_dtypes(endianness="?"), hnp.floating_dtypes(endianness="?"), hnp.boolean_dtypes()
+            ),
+            shape=hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_array_comes_back_equal(arrays, space):
+    space.sweep()
+    rows = [{"plain": array, "turned": array.T} for array in arrays]
+    refs = RowWriter(space, Holder("rollout/0", 1)).write(rows)
+    reader = RowReader(space)
+    for original, row_refs in zip(rows, refs, strict=True):
+        for name, array in original.items():
+            back = reader.read(row_refs[name])
+            assert back.dtype == array.dtype.newbyteorder("=")
+            assert back.shape == array.shape
+            np.testing.assert_array_equal(back, array)
+
+
+def test_a_row_is_read_only(space, writer):
+    (refs,) = writer.write([row(3)])
+    array = RowReader(space).read(refs["tokens"])
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+@pytest.mark.parametrize("bad", [np.array(["text"]), np.array([{}], dtype=object)])
+def test_only_numbers_are_rows(space, writer, bad):
+    with pytest.raises(ValueError, match="`tokens` is of dtype"):
+        writer.write([{"tokens": bad}])
+    assert space.names() == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"offset": 4096}, {"offset": -4}, {"shape": (10**9,)}, {"shape": (-1,)}, {"dtype": "int33"}],
+    ids=str,
+)
+def test_a_reference_beyond_its_segment_is_an_error_that_names_it(space, writer, wrong):
+    (refs,) = writer.write([row(3)])
+    ref = msgspec.structs.replace(refs["tokens"], **wrong)
+    with pytest.raises(RowRefError, match=ref.segment) as caught:
+        RowReader(space).read(ref)
+    assert caught.value.ref == ref
+
+
+def test_a_freed_row_is_missing(space, writer):
+    (refs,) = writer.write([row(3)])
+    space.sweep()
+    with pytest.raises(SegmentMissingError):
+        RowReader(space).read(refs["tokens"])
+
+
+def test_a_view_outlives_its_segment_and_its_reader(space, writer):
+    (refs,) = writer.write([row(3)])
+    reader = RowReader(space)
+    array = reader.read(refs["tokens"])
+    space.sweep()
+    reader.close()
+    reader.close()
+    assert array.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("cache", [0, 1, 2])
+def test_the_least_recently_read_mapping_goes_first(space, writer, cache):
+    refs = [writer.write([row(n)])[0]["tokens"] for n in (1, 2, 3)]
+    reader = RowReader(space, cache)
+    for ref in (refs[0], refs[1], refs[0], refs[2]):
+        assert reader.read(ref).size == ref.shape[0]
+    assert list(reader._segments) == [ref.segment for ref in (refs[0], refs[2])][-max(1, cache) :]
+
+
+def test_an_adopted_row_is_found_under_its_new_name(space, writer):
+    (refs,) = writer.write([row(3)])
+    old = refs["tokens"].segment
+    new = space.adopt(old, "queue", 1)
+    assert RowReader(space).read(renamed(refs["tokens"], old, new)).tolist() == [0, 1, 2]
+
+
+def test_only_the_renamed_segment_changes_its_name():
+    tensor = TensorRef(segment="old", offset=64, dtype="int32", shape=(3,))
+    sample = sample_ready(tensor)
+    new = renamed(sample, "old", "new")
+    assert (new.tokens.segment, new.logprobs.segment, new.versions.segment) == ("new", "new", "other")
+    assert msgspec.structs.replace(new, tokens=tensor, logprobs=tensor) == sample
+    assert renamed(sample, "unknown", "new") is sample
+    assert renamed(tensor, "unknown", "new") is tensor
+
+
+def test_the_segments_of_a_record_are_known():
+    tensor = TensorRef(segment="a", offset=0, dtype="int32", shape=(3,))
+    assert segments_of(sample_ready(tensor)) == {"a", "other"}
+    assert segments_of(tensor) == {"a"}
+    prompt = PromptGroup(group_id=0, tokens=tensor, samples=1, label="", origin="data.jsonl:1")
+    assert segments_of(prompt) == {"a"}
