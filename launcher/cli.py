@@ -121,8 +121,8 @@ def _launch_options(command: Any) -> Any:
       relax-actor launch run.toml --run-dir runs/mine --resume auto
 
     Settings come from CONFIG.toml, then SECTION.KEY=VALUE, then options; what
-    comes later wins. Paths in the file are relative to the file. Ctrl-C lets
-    the step end and writes a checkpoint; a second one kills.
+    comes later wins. Paths in the file are relative to the file. Ctrl-C stops
+    all actors in order; a second one kills them.
     """,
     epilog="""\b
     Exit status: 0 done, 1 the run failed, 2 the configuration is wrong,
@@ -231,12 +231,12 @@ def _logs(run: Path, actor: str, *, follow: bool, last: int) -> None:
     \b
       relax-actor stop runs/mine
 
-    The step at hand ends and a checkpoint is written, as after Ctrl-C.
+    Actors are stopped in order, as after Ctrl-C.
     """,
     epilog="Exit status: 0 nothing runs any more, 1 it still runs, 2 if RUN is not a run\nfolder.",
 )
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--kill", is_flag=True, help="Kill everything now.")
+@click.option("--kill", is_flag=True, help="Do not wait for actors to stop: kill them.")
 @click.option("--timeout", "timeout_s", type=float, help="Give up waiting after this many seconds.")
 def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     from launcher.observe import stop  # noqa: PLC0415 - see the module's docstring

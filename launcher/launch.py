@@ -49,7 +49,7 @@ class Control(Protocol):
     """How a run is told to end; `relax_actor.app.RunControl`."""
 
     def stop(self, reason: str) -> None:
-        """End the step at hand, write a checkpoint, stop everything."""
+        """End in order: every actor gets its time to stop."""
         ...
 
     def kill(self, reason: str) -> None:

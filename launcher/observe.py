@@ -78,7 +78,7 @@ def stop(folder: RunFolder, out: TextIO, *, kill: bool = False, timeout_s: float
     Args:
         folder: of the run.
         out: where to say what happened.
-        kill: do not let the step end.
+        kill: do not wait for actors to stop.
         timeout_s: give up waiting after this long; None waits as long as it takes.
 
     Returns:

@@ -76,7 +76,8 @@ def _failed(state: RunState, folder: RunFolder, exit_code: int, reason: str) -> 
     down = [child for child in state.children.values() if child.reason and child.name in reason]
     log = down[-1].log if down and down[-1].log else str(folder.logs)
     word = "stopped" if exit_code >= 128 else "failed"
-    return f"{word}: {' '.join(reason.split()) or 'no reason was given'} (exit code {exit_code}, log: {log})"
+    cause = " ".join(reason.split()).removeprefix(f"{word}: ") or "no reason was given"
+    return f"{word}: {cause} (exit code {exit_code}, log: {log})"
 
 
 def _write_timeline(path: Path, events: Sequence[Event]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from relax_actor.telemetry import Event
 
 KEPT_NEWS = 6
+_TOO_LARGE = 1e300  # NaN and infinity are not below it either
 
 
 class ChildPhase(StrEnum):
@@ -159,9 +160,11 @@ class RunState:
 
 
 def number(value: Any) -> float:
-    """Return a field as a number; 0 for anything that is none, a NaN's text included."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    """Return a field as a finite number; 0 for anything that is none, a NaN's text included."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return 0.0
+    return float(value) if abs(value) < _TOO_LARGE else 0.0
 
 
 def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, (int, float)) else None
+    return int(number(value)) if isinstance(value, (int, float)) else None

@@ -13,7 +13,8 @@ import msgspec
 
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
-from relax_actor.supervision.spec import ChildSpec, Intensity, RestartType, SupervisorSpec
+from relax_actor.roles import verdict
+from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
 
@@ -68,13 +69,20 @@ class RunControl:
         return self._kill.is_set()
 
 
-def tree(config: Config, *, resume: str = "", env: Mapping[str, str] | None = None) -> SupervisorSpec:
+def tree(
+    config: Config,
+    *,
+    resume: str = "",
+    env: Mapping[str, str] | None = None,
+    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+) -> SupervisorSpec:
     """Return the run's supervision tree.
 
     Args:
         config: the run's.
         resume: a checkpoint folder for the first trainer, or empty.
         env: added to the environment of every actor.
+        backoff: how soon an actor that died is started again.
     """
     env = dict(env or {})
     stops = PromptEncoder(Path(config.model.path), config.data).stop_token_ids(config.rollout)
@@ -98,6 +106,7 @@ def tree(config: Config, *, resume: str = "", env: Mapping[str, str] | None = No
     )
     rollouts = SupervisorSpec(
         id="rollouts",
+        backoff=backoff,
         # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
         intensity=Intensity(restarts=10 * config.rollout.replicas, within_s=600.0),
         children=(
@@ -124,6 +133,7 @@ def tree(config: Config, *, resume: str = "", env: Mapping[str, str] | None = No
     )
     return SupervisorSpec(
         id="run",
+        backoff=backoff,
         intensity=Intensity(restarts=10, within_s=600.0),
         auto_shutdown="any",
         children=(queue, prompts, reward, rollouts, trainer),
@@ -150,6 +160,7 @@ def run(
     control: RunControl | None = None,
     on_tick: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
+    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> Outcome:
     """Run to the end and leave nothing behind but the run folder.
 
@@ -161,10 +172,12 @@ def run(
         control: how the caller ends it early.
         on_tick: called about ten times a second, in this thread.
         env: added to the environment of every actor.
+        backoff: how soon an actor that died is started again.
     """
     control = control or RunControl()
+    verdict.clear(folder)
     events = EventLog(folder / "events.jsonl", "head", 1)
-    spec = tree(config, resume=str(resume or ""), env=env)
+    spec = tree(config, resume=str(resume or ""), env=env, backoff=backoff)
     supervisor = Supervisor(
         spec, run_dir=folder, run_id=run_id, zygotes=zygotes(config), shm_root=config.queue.storage_path
     )
@@ -181,6 +194,8 @@ def run(
         outcome = _watch(supervisor, control, on_tick)
     finally:
         supervisor.close()
+    if outcome.exit_code == 0 and (failure := verdict.find(folder)):
+        outcome = Outcome(exit_code=1, reason=failure)
     events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)
     events.close()
     return outcome

@@ -168,6 +168,9 @@ def zap_reply(request: list[bytes], allowed_key: bytes) -> list[bytes]:
     return [_ZAP_VERSION, request_id, b"400", b"not of this run", b"", b""]
 
 
-def _public_of(secret: bytes) -> bytes:
-    public: bytes = zmq.curve_public(secret)
+def _public_of(secret: bytes) -> bytes | None:
+    try:
+        public: bytes = zmq.curve_public(secret)
+    except zmq.ZMQError:  # 40 bytes of Z85 that are beyond 256 bits
+        return None
     return public

@@ -14,9 +14,11 @@ libzmq takes over an AF_UNIX path from whoever listens there. Therefore `listen`
 """
 
 import asyncio
+import contextlib
 import errno
 import socket as sockets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import zmq
@@ -184,6 +186,7 @@ class ZmqListener:
     def close(self) -> None:
         """Give the address up, for somebody else to take at once; the second time does nothing."""
         if not self._pump.closed:
+            _remove_socket_file(self._address)
             self._socket.unbind(_endpoint_of(self._socket))
             self._monitor.wait_until_unbound()
             self._monitor.close()
@@ -194,7 +197,7 @@ class ZmqListener:
         peer, *rest = frames
         if sum(frame.nbytes for frame in rest) > self._limits.max_message_bytes:
             self.oversized_messages += 1
-        elif rest:
+        else:
             self._on_message(bytes(peer), rest)
 
 
@@ -264,6 +267,13 @@ def _bind(socket: "zmq.Socket[bytes]", address: Address) -> Address:
 def _endpoint_of(socket: "zmq.Socket[bytes]") -> str:
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     return bytes(endpoint).rstrip(b"\0").decode() if isinstance(endpoint, bytes) else str(endpoint)
+
+
+def _remove_socket_file(address: Address) -> None:
+    """Remove what libzmq leaves; while this listens still, it cannot be a successor's."""
+    if address.scheme == "ipc":
+        with contextlib.suppress(OSError):  # a file that stays is taken over by the next listener
+            Path(address.path).unlink()
 
 
 def _check_nobody_listens(address: Address) -> None:

@@ -111,7 +111,10 @@ def _save_hugging_face(gguf: Path, folder: Path) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch  # noqa: PLC0415 - seconds to import, and `--help` needs none of it
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM  # noqa: PLC0415
+    from transformers.utils import logging  # noqa: PLC0415
 
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,

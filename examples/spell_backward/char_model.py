@@ -81,6 +81,9 @@ def tiny_qwen3(
 
 def save(folder: Path, model: Any, tokenizer: Any) -> None:
     """Write a Hugging Face model folder: config, safetensors, tokenizer."""
+    from transformers.utils import logging  # noqa: PLC0415 - loaded by now
+
+    logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -13,6 +13,7 @@ from relax_actor.config import Config
 from relax_actor.data.dataset import Row, load_dataset
 from relax_actor.data.stream import PromptStream, eval_group_id
 from relax_actor.data.template import PromptEncoder
+from relax_actor.faults import point
 from relax_actor.ids import GroupId
 from relax_actor.protocol import PromptGroup, Purpose, Wanted
 from relax_actor.roles.queue import TransferQueue
@@ -78,6 +79,7 @@ class Prompts(Actor):
         tokens = [np.asarray(self._encoder.encode(row), np.int32) for _, row in numbered]
         is_eval = eval_round >= 0
         refs = self._writer.write([{"tokens": array} for array in tokens])
+        point("prompts_written")
         return [
             PromptGroup(
                 group_id=group_id,

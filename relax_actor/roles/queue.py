@@ -15,6 +15,7 @@ import msgspec
 from relax_actor.actor import Actor, endpoint
 from relax_actor.config import Config
 from relax_actor.errors import RelaxError
+from relax_actor.faults import point
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import (
     Accounting,
@@ -46,6 +47,9 @@ MANY = 4096
 
 TICK_S = 1.0
 
+EMPTY_BATCHES = 20
+"""Batches' worth of groups that may be dropped in a row before the run is given up as hopeless."""
+
 
 class TransferQueue(Actor):
     """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
@@ -61,6 +65,7 @@ class TransferQueue(Actor):
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
+        self._is_told = False  # whether something was answered since the last step
         self._waits_for = ""
         self._free_unneeded()
 
@@ -74,21 +79,29 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def submit(self, groups: list[PromptGroup]) -> None:
         """Take prompts, each once."""
-        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
-            try:
-                adopted = self._space.adopt(segment, OWNER, 1)
-            except SegmentMissingError:  # their writer is gone; its next incarnation writes them again
-                continue
-            kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
-            if not any(kept):
-                self._space.unlink(adopted)
+        self._take(groups)
         self._notify()
 
     @endpoint(idempotent=True)
     def submit_eval(self, eval_round: int, groups: list[PromptGroup]) -> None:
-        """Take all prompts of one evaluation."""
-        self.submit(groups)
-        self._evals.submitted(eval_round, [group.group_id for group in groups])
+        """Take all prompts of one evaluation; it stays wanted where some could not be taken."""
+        if self._take(groups):
+            self._evals.submitted(eval_round, [group.group_id for group in groups])
+        self._notify()
+
+    def _take(self, groups: list[PromptGroup]) -> bool:
+        """Return whether all segments were there; see `await_room` for what becomes of the others."""
+        whole = True
+        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
+            try:
+                adopted = self._space.adopt(segment, OWNER, 1)
+            except SegmentMissingError:  # their writer is gone; its next incarnation writes them again
+                whole = False
+                continue
+            kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
+            if not any(kept):
+                self._space.unlink(adopted)
+        return whole
 
     @endpoint(idempotent=True)
     def reject(self, group_id: GroupId, reason: str) -> None:
@@ -175,11 +188,17 @@ class TransferQueue(Actor):
     async def lease_batch(
         self, holder: Holder, policy_version: PolicyVersion, wait_s: float
     ) -> BatchLease | None:
-        """Lease the next batch: whole groups, none older than the staleness bound allows."""
+        """Lease the next batch: whole groups, none older than the staleness bound allows.
+
+        Raises:
+            HopelessRunError: so many groups were dropped in a row that no batch will ever be complete.
+        """
 
         def look() -> BatchLease | None:
             if self._is_gone(holder):
                 return None
+            if reason := self._ledger.hopeless():
+                raise HopelessRunError(reason)
             return self._ledger.lease_batch(holder, policy_version, self._now())
 
         return await self._until(look, wait_s)
@@ -216,6 +235,9 @@ class TransferQueue(Actor):
         if expired:
             self._notify()
         self._commit()
+        if self._is_told:
+            self._is_told = False
+            point("queue_answered")
         self._say_what_happened()
         if now - self._ticked >= TICK_S:
             self._ticked = now
@@ -250,8 +272,14 @@ class TransferQueue(Actor):
         self.ctx.wake()
 
     def _commit(self) -> None:
-        self._journal.append(self._ledger.take_events())
-        self._journal.commit()
+        events = self._ledger.take_events()
+        if events:
+            point("queue_decided")
+        self._journal.append(events)
+        self._journal.commit()  # also what an earlier commit had no room for
+        if events:
+            self._is_told = True
+            point("queue_committed")
 
     def _wanted(self) -> Wanted | None:
         if not self._opened:
@@ -306,6 +334,14 @@ class TransferQueue(Actor):
         return time.monotonic()
 
 
+class HopelessRunError(RelaxError):
+    """Group after group was dropped: no batch will ever be complete."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the run is hopeless: {reason}")
+
+
 class StaleBatchError(RelaxError):
     """The trainer acknowledged a batch that is no longer its own: it must go back to a checkpoint."""
 
@@ -335,4 +371,5 @@ def ledger_config(config: Config) -> LedgerConfig:
         reward_lease_s=config.reward.lease_s,
         batch_lease_s=config.train.lease_s,
         group_deadline_s=config.queue.group_deadline_s,
+        refill_limit=EMPTY_BATCHES * config.groups_per_batch,
     )

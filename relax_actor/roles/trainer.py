@@ -17,16 +17,19 @@ from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
 from relax_actor.dcs.publisher import PolicyPublisher
 from relax_actor.dcs.receiver import PolicyReceiver
+from relax_actor.errors import RemoteError
 from relax_actor.faults import point
+from relax_actor.files import replace_text
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import BatchLease, BatchTrained, Opened
 from relax_actor.rl.advantage import group_advantages, has_signal
 from relax_actor.rl.batching import plan_updates
 from relax_actor.rl.staleness import histogram
-from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles import verdict
+from relax_actor.roles.queue import HopelessRunError, TransferQueue
 from relax_actor.roles.step_stats import StepStats
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
-from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.trainers.checkpoint import Checkpoint, CheckpointStore
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
 
@@ -45,6 +48,7 @@ class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     policy_version: int
     trained: str  # JSON of transfer_queue.records.TrainedSet
+    run_id: str = ""  # which run saved it: a run folder may hold several, one resumed from the other
 
 
 class Trainer(Actor):
@@ -53,7 +57,7 @@ class Trainer(Actor):
     Args:
         config: the run's.
         resume: a checkpoint folder to start from; empty starts from the model. A restarted incarnation
-            starts from the newest checkpoint of the run folder, if there is one.
+            starts from the newest checkpoint that this run has saved, if there is one.
     """
 
     def __init__(self, config: Config, resume: str = "") -> None:
@@ -69,6 +73,8 @@ class Trainer(Actor):
         self._load(Path(resume) if resume else None)
         self._publisher = PolicyPublisher(self._space)
         self._version = PolicyVersion(self._highest_version() + 1)
+        self._saved_step = self._step
+        self._is_between_steps = True
         self._running = self._life()
         self._waiting_for: deque[Reply[Any]] = deque()
 
@@ -83,9 +89,19 @@ class Trainer(Actor):
         except StopIteration:
             self.ctx.finish()
             return None
+        except HopelessRunError as error:  # a restart would find the same: the run is over
+            self.ctx.events.emit("run_hopeless", reason=str(error))
+            verdict.leave(self.ctx.run_dir, str(error))
+            self.ctx.finish()
+            return None
         if reply is not None:
             self._waiting_for.append(reply)
         return 0.0
+
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
+        """Keep what was trained since the last checkpoint, unless a step is half done."""
+        if self._is_between_steps and self._step > self._saved_step:
+            self._checkpoint()
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -120,7 +136,7 @@ class Trainer(Actor):
                     TransferQueue.lease_batch, self.ctx.holder, self._version, PARK_S
                 )
                 yield reply
-                batch = reply.result() if reply.exception() is None else None
+                batch = _answer(reply)
                 if batch is not None:
                     point("batch_leased")
                     return batch, time.monotonic() - started
@@ -145,12 +161,14 @@ class Trainer(Actor):
                 for microbatch in microbatches:
                     stats.add(self._backend.accumulate(microbatch))
                     yield None
+                self._is_between_steps = False
                 stats.updated(self._backend.finish_update())
         point("trained")
 
     def _acknowledge(self, batch: BatchLease) -> Waiting[None]:
         trained = BatchTrained(lease_id=batch.lease_id, step=self._step, policy_version=self._version)
         self._trained = yield from self._call(TransferQueue.ack_batch, self.ctx.holder, trained)
+        self._is_between_steps = True
         point("acknowledged")
 
     def _until_finished(self) -> Waiting[None]:
@@ -161,10 +179,15 @@ class Trainer(Actor):
         return bool((yield from self._call(TransferQueue.await_finished, 0.0)))
 
     def _call(self, method: Callable[..., Any], *args: Any) -> Waiting[Any]:
-        """Ask the queue until it answers: its death costs a repetition, which it recognises."""
+        """Ask the queue until it answers: its death costs a repetition, which it recognises.
+
+        Raises:
+            RemoteError: it refuses, such as a batch whose lease has ended; only a checkpoint helps then.
+        """
         while True:
             reply = self._queue.within(PARK_S * 2).ask(method, *args)
             yield reply
+            _raise_refusal(reply)
             if reply.exception() is None:
                 return reply.result()
             self.ctx.events.emit("call_repeated", method=method.__name__, reason=str(reply.exception()))
@@ -190,8 +213,8 @@ class Trainer(Actor):
 
     def _publish(self) -> None:
         started = time.monotonic()
+        replace_text(self.ctx.run_dir / VERSION_FILE, str(self._version))  # first: none is published twice
         manifest = self._publisher.publish(self._version, self._step, self._backend.weights())
-        (self.ctx.run_dir / VERSION_FILE).write_text(str(self._version))
         self.ctx.events.emit(
             "policy_published",
             version=self._version,
@@ -207,13 +230,20 @@ class Trainer(Actor):
         return max(recorded, -1 if in_memory is None else in_memory)
 
     def _load(self, resume: Path | None) -> None:
-        checkpoint = self._store.open(resume) if resume else self._store.latest()
-        if checkpoint is None or (resume is None and self.ctx.incarnation == 1):
+        checkpoint = self._own_checkpoint() if self.ctx.incarnation > 1 else None
+        if checkpoint is None and resume is not None:
+            checkpoint = self._store.open(resume)
+        if checkpoint is None:
             return
         self._backend.load(checkpoint.path)
         meta = msgspec.convert(checkpoint.meta, CheckpointMeta)
         self._step, self._trained = meta.step, meta.trained
         self.ctx.events.emit("checkpoint_loaded", step=self._step, path=str(checkpoint.path))
+
+    def _own_checkpoint(self) -> Checkpoint | None:
+        """Return the newest checkpoint if it is of this run, not one of a future that a resume has left."""
+        newest = self._store.latest()
+        return newest if newest is not None and newest.meta.get("run_id") == self.ctx.run_id else None
 
     def _is_checkpoint_due(self) -> bool:
         every = self._config.train.checkpoint_every
@@ -221,9 +251,12 @@ class Trainer(Actor):
 
     def _checkpoint(self) -> None:
         started = time.monotonic()
-        meta = CheckpointMeta(step=self._step, policy_version=self._version, trained=self._trained)
+        meta = CheckpointMeta(
+            step=self._step, policy_version=self._version, trained=self._trained, run_id=self.ctx.run_id
+        )
         with self.ctx.events.span("checkpoint", step=self._step):
             path = self._store.save(self._step, self._backend.save, msgspec.structs.asdict(meta))
+        self._saved_step = self._step
         self.ctx.events.emit(
             "checkpoint_saved", step=self._step, path=str(path), seconds=time.monotonic() - started
         )
@@ -242,6 +275,22 @@ class Trainer(Actor):
             staleness={str(age): count for age, count in ages.items()},
             **stats.fields(),
         )
+
+
+def _answer(reply: Reply[T]) -> T | None:
+    """Return the queue's answer, or None while it is away.
+
+    Raises:
+        RemoteError: it refuses.
+    """
+    _raise_refusal(reply)
+    return reply.result() if reply.exception() is None else None
+
+
+def _raise_refusal(reply: Reply[Any]) -> None:
+    error = reply.exception()
+    if isinstance(error, RemoteError):
+        raise error
 
 
 def make_backend(config: Config) -> TrainerBackend:

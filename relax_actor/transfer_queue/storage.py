@@ -4,6 +4,7 @@ All arrays of one put lie in one segment, each aligned to a cache line: a segmen
 faults, an array costs a copy. The ledger counts who needs a segment; the queue actor owns and unlinks it.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -91,10 +92,11 @@ class RowReader:
             RowRefError: the reference is wrong.
         """
         segment = self._mapped(ref.segment)
-        try:
-            return segment.ndarray(np.dtype(ref.dtype), ref.shape, ref.offset)
-        except (TypeError, ValueError) as error:
-            raise RowRefError(ref, f"cannot be read from {segment.nbytes} bytes ({error})") from error
+        dtype = _dtype(ref)
+        end = ref.offset + dtype.itemsize * math.prod(ref.shape)
+        if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > segment.nbytes:
+            raise RowRefError(ref, f"not within its {segment.nbytes} bytes")
+        return segment.ndarray(dtype, ref.shape, ref.offset)
 
     def close(self) -> None:
         """Unmap everything; views stay valid. Idempotent."""
@@ -130,6 +132,16 @@ def _refs(record: msgspec.Struct) -> dict[str, TensorRef]:
     return {
         name: value for name, value in msgspec.structs.asdict(record).items() if isinstance(value, TensorRef)
     }
+
+
+def _dtype(ref: TensorRef) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(ref.dtype)
+    except TypeError as error:
+        raise RowRefError(ref, "no such dtype") from error
+    if dtype.kind not in _KINDS:
+        raise RowRefError(ref, "not a dtype of numbers")
+    return dtype
 
 
 def _layout(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[str, int]], int]:

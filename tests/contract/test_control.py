@@ -220,9 +220,12 @@ def test_a_peer_that_does_not_listen_fills_its_own_channel_only(world):
     other.send([b"x"])
     world.until(lambda: len(requests) == 2)
 
-    with pytest.raises(ChannelFull, match="slow") as caught:
+    def flood():
         for _ in range(5000):
             listener.send(b"slow", [b"x" * 5000])
+
+    with pytest.raises(ChannelFull, match="slow") as caught:
+        flood()
     listener.send(b"other", [b"still heard"])
     world.until(lambda: inbox)
 
@@ -340,23 +343,16 @@ def test_an_identity_belongs_to_who_connected_with_it_last(world):
 
 
 def test_a_listener_that_comes_back_hears_its_channels_again(world):
-    address = world.new_address()
+    replies = Inbox()
+    first = world.network.listen(world.new_address(), Inbox())
+    channel = world.other_network.connect(first.address, replies, identity=b"faithful")
+    first.close()
     for life in (b"1", b"2", b"3"):
         requests = Inbox()
-        listener = world.network.listen(address, requests)
-        if life == b"1":
-            address = listener.address
-            replies = Inbox()
-            channel = world.other_network.connect(address, replies, identity=b"faithful")
-        replies.clear()
-
-        def is_answered(listener=listener, requests=requests, life=life):
-            for peer, _ in requests:
-                listener.send(peer, [life])
-            requests.clear()
-            return ([life],) in replies
-
-        send_until(world, lambda: channel.send([b"x"]), is_answered)
+        listener = world.network.listen(first.address, requests)
+        send_until(world, lambda: channel.send([b"x"]), requests.copy)
+        listener.send(b"faithful", [life])
+        world.until(lambda life=life: ([life],) in replies)
         listener.close()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -258,7 +259,10 @@ def test_ten_thousand_messages_each_way_at_once_leave_none_behind_in_one_loop(ne
     channel = network.connect(
         listener.address, lambda frames: replies.append(int(bytes(frames[0]))), identity=b"flood"
     )
-    floods = [Flood(lambda frame: listener.send(b"flood", [frame])), Flood(lambda frame: channel.send([frame]))]
+    floods = [
+        Flood(lambda frame: listener.send(b"flood", [frame])),
+        Flood(lambda frame: channel.send([frame])),
+    ]
 
     def all_arrived():
         for flood in floods:
@@ -304,7 +308,7 @@ def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_
     tick()
     until(lambda: len(heard) == 3600)
 
-    steps = [later - earlier for earlier, later in zip(heard_at_tick, heard_at_tick[1:], strict=False)]
+    steps = [later - earlier for earlier, later in itertools.pairwise(heard_at_tick)]
     assert max(steps) <= 2 * DRAIN_MESSAGES
 
 
@@ -335,7 +339,7 @@ def test_garbage_on_the_socket_is_refused_and_counted(network, until, address, g
         with contextlib.suppress(ConnectionError):  # refused before all was said
             connection.sendall(GARBAGE[garbage])
     for connection in raw:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     until(lambda: listener.refused_connections >= 3)
     channel.send([b"well"])
@@ -366,20 +370,6 @@ def test_a_message_over_the_listeners_limit_is_dropped_and_counted(loop, network
     assert listener.oversized_messages == 1
 
 
-def test_a_message_without_content_is_not_heard(network, until, tmp_path):
-    heard = []
-    listener = network.listen(Address.ipc(tmp_path / "x.sock"), lambda *message: heard.append(message))
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
-        router.linger = 0
-        router.setsockopt(zmq.CONNECT_ROUTING_ID, b"listener")
-        router.connect(str(listener.address))
-        router.send_multipart([b"listener"])
-        router.send_multipart([b"listener", b"content"])
-        until(lambda: heard)
-
-    assert [[bytes(frame) for frame in frames] for _, frames in heard] == [[b"content"]]
-
-
 @pytest.mark.parametrize("kind", ["no keys at all", "another run's keys", "the listener's key only"])
 def test_who_lacks_the_keys_of_the_run_is_never_heard(network, until, kind):
     heard = []
@@ -389,7 +379,10 @@ def test_who_lacks_the_keys_of_the_run_is_never_heard(network, until, kind):
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.linger = 0
             if kind != "no keys at all":
-                dealer.curve_publickey, dealer.curve_secretkey = stranger.client_public, stranger.client_secret
+                dealer.curve_publickey, dealer.curve_secretkey = (
+                    stranger.client_public,
+                    stranger.client_secret,
+                )
                 known = KEYS if kind == "the listener's key only" else stranger
                 dealer.curve_serverkey = known.server_public
             dealer.connect(str(listener.address))
@@ -452,10 +445,18 @@ def test_a_network_may_live_in_any_thread_that_runs_a_loop(tmp_path):
     async def ask(path):
         network = ZmqNetwork()
         answered = asyncio.Event()
+
+        def echo(peer, frames):
+            listener.send(peer, frames)
+
+        def note(frames):
+            answers.append(bytes(frames[0]))
+            answered.set()
+
         listener = network.listen(Address.ipc(path), lambda peer, frames: listener.send(peer, frames))
-        network.connect(listener.address, lambda frames: (answers.append(bytes(frames[0])), answered.set())).send(
-            [path.name.encode()]
-        )
+        network.connect(
+            listener.address, lambda frames: (answers.append(bytes(frames[0])), answered.set())
+        ).send([path.name.encode()])
         await asyncio.wait_for(answered.wait(), DEADLINE_S)
         network.close()
 

@@ -202,9 +202,7 @@ class Ledger(Reporter):
         if lent is not None and (lent.holder != holder or lent.version == version):
             return self._batch(lent, version) if lent.holder == holder else None
         if lent is not None:
-            self._end(
-                [lent], failed=False
-            )  # dealt for another version: what is too old now must not be trained
+            self._end([lent], failed=False)  # dealt for another version: some of it may be too old now
         chosen = choose_batch(
             self._state.index.started,
             self._state.index.complete,

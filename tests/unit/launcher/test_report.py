@@ -80,4 +80,8 @@ def test_a_run_that_failed_without_an_actor_names_the_logs(folder):
 
 
 def test_a_run_that_was_stopped_is_not_called_failed(folder):
-    assert summary(folder, exit_code=130, reason="SIGINT").splitlines()[-1].startswith("stopped: SIGINT")
+    assert (
+        summary(folder, exit_code=130, reason="stopped: SIGINT")
+        .splitlines()[-1]
+        .startswith("stopped: SIGINT")
+    )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.runstate import ChildPhase, RunState
+from launcher.runstate import ChildPhase, RunState, number
 from launcher.wording import clean, histogram, plain_line, sparkline, summary_lines
 
 
@@ -97,6 +97,11 @@ def test_the_first_escalation_is_kept_and_the_end_too():
     assert state.escalated["reason"] == "a"
     assert state.ended["exit_code"] == 1
     assert list(state.news)[-1] == "the node agent died with its 3 actors"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "nan", None, True, [1]])
+def test_what_is_no_finite_number_counts_as_0(value):
+    assert number(value) == 0.0
 
 
 KINDS = st.sampled_from([name.removeprefix("_on_") for name in dir(RunState) if name.startswith("_on_")])

@@ -70,6 +70,7 @@ def test_an_event_is_not_written_before_its_commit(path):
     with Journal(path) as journal:
         journal.append(published(1))
         assert list(read(path)) == []
+        journal.close()
     assert list(read(path)) == []
 
 

@@ -19,6 +19,7 @@ from relax_actor.protocol import (
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import Group, RowState, reward_task, train_samples
+from relax_actor.transfer_queue.ledger.ordered import OrderedSet
 from relax_actor.transfer_queue.records import (
     DroppedGroup,
     DroppedSample,
@@ -176,6 +177,17 @@ def test_room_is_the_staleness_window():
     assert loop.ledger.room() == 0
     loop.batch()
     assert loop.ledger.room() == 0, "in the trainer's hands is not trained yet"
+
+
+def test_the_upcoming_prompts_are_those_there_is_room_for_holes_first():
+    loop = Loop(max_staleness=1)
+    assert loop.ledger.upcoming() == (0, 1, 2, 3)
+    loop.ready()
+    assert loop.ledger.upcoming() == ()
+    loop.train()
+    assert loop.ledger.upcoming() == (4, 5)
+    loop.ledger.rewind(TrainedSet(extras=(1,), groups=1, samples=2), 9, 0.0)
+    assert loop.ledger.upcoming() == (0, 4), "2 and 3 are still here"
 
 
 def test_a_prompt_is_taken_once_and_in_turn():
@@ -579,6 +591,13 @@ def test_what_became_too_old_is_dropped_and_replaced():
     assert loop.ledger.room() == 2
 
 
+def test_an_ack_that_skips_versions_drops_what_became_too_old():
+    loop = Loop(max_staleness=1)
+    loop.ready()
+    assert loop.ack(loop.batch(), version=2) is Put.ACCEPTED
+    assert loop.dropped() == [(2, DropReason.STALE), (3, DropReason.STALE)]
+
+
 def test_a_sample_that_is_too_old_when_it_comes_is_dropped():
     loop = Loop(max_staleness=0)
     loop.version = 5
@@ -727,7 +746,8 @@ def test_an_evaluation_survives_a_rewind():
     loop.score()
     loop.ledger.rewind(TrainedSet(), 1, 0.0)
     loop.version = 1
-    assert [result.group_id for result in loop.ledger.eval_results()] == [finished.group.group_id]
+    (result,) = loop.ledger.eval_results()
+    assert (result.group_id, result.rewards) == (finished.group.group_id, (1.0, 1.0))
     (again,) = loop.lease()
     assert again.group == running.group
 
@@ -890,6 +910,17 @@ def test_a_row_that_is_not_there_is_not_handed_out():
     group.rows[0].state = RowState.SCORED
     with pytest.raises(ValueError, match="has no reward"):
         train_samples(group)
+
+
+def test_an_ordered_set_is_a_set_in_order():
+    numbers = OrderedSet([5, 3])
+    numbers.add(3)
+    numbers.add(4)
+    numbers.discard(3)
+    numbers.discard(9)
+    assert (numbers.first(), len(numbers), numbers.smallest(5)) == (4, 2, [4, 5])
+    assert numbers == OrderedSet([4, 5])
+    assert OrderedSet[int]().first() is None
 
 
 def test_only_events_are_applied():

@@ -109,7 +109,15 @@ def test_only_numbers_are_rows(space, writer, bad):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"offset": 4096}, {"offset": -4}, {"shape": (10**9,)}, {"shape": (-1,)}, {"dtype": "int33"}],
+    [
+        {"offset": 4096},
+        {"offset": -4},
+        {"shape": (10**9,)},
+        {"shape": (2**33, 2**31)},
+        {"shape": (-1,)},
+        {"dtype": "int33"},
+        {"dtype": "object"},
+    ],
     ids=str,
 )
 def test_a_reference_beyond_its_segment_is_an_error_that_names_it(space, writer, wrong):

@@ -105,6 +105,8 @@ class TreeMachine(RuleBasedStateMachine):
         self.restarts: dict[str, list[float]] = defaultdict(list)
         self.parents: dict[str, SupervisorSpec] = {}
         self.slots: dict[str, int] = {}  # actor to position, replicas sharing one
+        self.below: dict[str, set[str]] = defaultdict(set)  # child or supervisor to its actors
+        self.coming_down: set[str] = set()  # actors on the way down before a stop was asked for
         self.permanent: set[str] = set()  # who must be up whenever all is quiet
         self.added = 0
         self._learn(spec)
@@ -159,7 +161,7 @@ class TreeMachine(RuleBasedStateMachine):
     def a_child_is_added(self, replicas: int, restart: RestartType) -> None:
         self.added += 1
         spec = ChildSpec(id=f"d{self.added}", actor="roles:Any", replicas=replicas, restart=restart)
-        self._learn_child(spec, self.root, is_permanent=False)
+        self._learn_child(spec, self.root)
         self.send(AddChild(supervisor=self.root.id, spec=spec))
 
     @precondition(lambda self: self.alive and not self.finished)
@@ -247,48 +249,68 @@ class TreeMachine(RuleBasedStateMachine):
         assert command.incarnation == self.incarnations[command.name]
         assert command.name == actor_names(command.spec)[command.replica]
         self.alive[command.name] = Process(command.name, command.incarnation)
+        self.coming_down.discard(command.name)
 
     def _tell(self, command: Stop | Kill) -> None:
         process = self.alive[command.name]
         assert command.incarnation == process.incarnation
-        if self.stop_requested and not process.is_told and not self.kill_requested_now(command):
+        is_told_in_turn = not process.is_told and command.name not in self.coming_down
+        if (
+            self.stop_requested
+            and is_told_in_turn
+            and not (self.kill_requested and isinstance(command, Kill))
+        ):
             later = [name for name in self.alive if self.slots[name] > self.slots[command.name]]
             assert not later, "stopped before those that started after it were gone"
 
-    def kill_requested_now(self, command: Stop | Kill) -> bool:
-        return self.kill_requested and isinstance(command, Kill)
-
     def _note(self, report: Report) -> None:
-        if report.kind is not ReportKind.CHILD_RESTARTING:
-            return
-        child = report.fields["child"]
+        fields = report.fields
+        match report.kind:
+            case ReportKind.CHILD_RESTARTING:
+                self._count_restart(fields["child"])
+                self._note_coming_down(*fields["also"])
+            case ReportKind.ESCALATED | ReportKind.SUPERVISOR_STOPPING:
+                self._note_coming_down(fields["supervisor"])
+            case ReportKind.CHILD_REFUSED:
+                self._note_coming_down(fields["child"])
+
+    def _note_coming_down(self, *children: str) -> None:
+        if not self.stop_requested:
+            for child in children:
+                self.coming_down |= self.below.get(child, {child})
+
+    def _count_restart(self, child: str) -> None:
         supervisor = self.parents[child]
-        self.restarts.pop(child, None)  # a supervisor that is restarted counts anew, and so do those below
-        for below, parent in self.parents.items():
-            if parent.id == child:
-                self.restarts.pop(below, None)
+        for name in self.restarts.keys() & self._supervisors_within(child):
+            del self.restarts[name]  # a supervisor that is restarted counts anew, and so do those below it
         times_s = self.restarts[supervisor.id]
         times_s.append(self.now)
         recent = [at_s for at_s in times_s if at_s >= self.now - supervisor.intensity.within_s]
         assert len(recent) <= supervisor.intensity.restarts
 
+    def _supervisors_within(self, child: str) -> set[str]:
+        below = [name for name, parent in self.parents.items() if parent.id == child]
+        return {child, *(each for name in below for each in self._supervisors_within(name))}
+
     # -- what the model knows -------------------------------------------------------------------------
 
-    def _learn(self, spec: SupervisorSpec) -> None:
+    def _learn(self, spec: SupervisorSpec, *above: SupervisorSpec) -> None:
         for child in spec.children:
             self.parents[child.id] = spec
             if isinstance(child, SupervisorSpec):
-                self._learn(child)
+                self._learn(child, spec, *above)
             else:
-                self._learn_child(child, spec, is_permanent=child.restart is RestartType.PERMANENT)
+                self._learn_child(child, spec, *above)
+                if child.restart is RestartType.PERMANENT:
+                    self.permanent.update(actor_names(child))
 
-    def _learn_child(self, child: ChildSpec, parent: SupervisorSpec, *, is_permanent: bool) -> None:
-        position = len(self.slots)
-        for name in actor_names(child):
+    def _learn_child(self, child: ChildSpec, parent: SupervisorSpec, *above: SupervisorSpec) -> None:
+        names, position = actor_names(child), len(self.slots)
+        for name in names:
             self.slots[name] = position
             self.parents[name] = parent
-            if is_permanent:
-                self.permanent.add(name)
+        for each in (child, parent, *above):
+            self.below[each.id].update(names)
 
     def _become_ready(self, process: Process) -> None:
         process.is_ready = True

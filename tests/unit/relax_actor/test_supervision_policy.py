@@ -134,6 +134,7 @@ class Play:
                 self.reports.append(command)
             case Finished():
                 assert self.finished is None
+                assert not self.timers
                 self.finished = command
                 self.said.append(f"finished {command.outcome}")
 
@@ -310,10 +311,11 @@ def test_a_death_while_stopping_is_no_failure() -> None:
 
 
 def test_nothing_is_restarted_below_a_supervisor_that_will_be_stopped() -> None:
-    world = running(tree(child("a"), child("b"), name="inner"), child("z"))
+    inner = tree(child("a"), child("b"), name="inner")
+    world = running(tree(inner, name="outer"), child("z"))
 
     world.stop()
-    assert world.die("a") == []  # `z` is being stopped; `inner` has not been told yet
+    assert world.die("a") == []  # `z` is being stopped; `outer` and `inner` have not been told yet
     assert world.wait(5.0) == []
     assert world.die("z", STOPPED) == ["stop b#1"]
 
@@ -785,6 +787,20 @@ def test_different_init_errors_do_not_escalate() -> None:
     world.wait(8.0)
 
     assert world.raise_in_init("a", "ValueError: x") == []
+
+
+def test_a_supervisor_that_was_ready_in_between_may_meet_the_same_init_error() -> None:
+    many = Intensity(restarts=9)
+    world = running(tree(child("a"), name="inner", intensity=many), intensity=many)
+    for _ in range(2):
+        world.die("a")
+        for _ in range(2):
+            world.wait(8.0)
+            world.raise_in_init("a")
+        world.wait(8.0)
+        world.make_ready()
+
+    assert [report["supervisor"] for report in world.reported(ReportKind.ESCALATED)] == ["inner", "inner"]
 
 
 def test_the_first_failure_leads_the_report() -> None:

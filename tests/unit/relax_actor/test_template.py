@@ -147,7 +147,7 @@ def test_padding_never_is_in_a_prompt(make):
 
 def test_padding_that_is_also_an_end_token_is_legal_in_a_chat(make, changed):
     """BUGCASES 17: models whose pad is their end token close every turn with it."""
-    folder = changed("tokenizer_config.json", pad_token="<|im_end|>")
+    folder = changed("tokenizer_config.json", pad_token="<|im_end|>")  # noqa: S106 - no password
 
     assert END in make(folder, template="chat").encode(row("hi"))
 

@@ -68,7 +68,7 @@ def test_a_tcp_address_is_read_and_written_back(text, host, port):
     ],
 )
 def test_a_bad_address_is_refused_and_named(text, fact):
-    with pytest.raises(AddressError, match="^address `") as caught:
+    with pytest.raises(AddressError, match=r"^address `") as caught:
         Address.parse(text)
 
     assert fact in caught.value.fact
@@ -86,8 +86,7 @@ def test_a_unix_path_may_have_107_bytes_and_no_more():
     longest = Path("/" + "x" * (UNIX_PATH_LIMIT_BYTES - 1))
 
     assert Address.parse(str(Address.ipc(longest))).path == str(longest)
-    with pytest.raises(AddressError, match=r"path of 108 bytes, and the kernel allows 107") as caught:
-        Address.ipc(longest / "")
+    with pytest.raises(AddressError, match="path of 108 bytes, and the kernel allows 107") as caught:
         Address.ipc(Path(f"{longest}y"))
     assert "xxxy" in caught.value.address
 

@@ -1,9 +1,11 @@
+import contextlib
 import dataclasses
 import enum
 import struct
 import tracemalloc
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from pathlib import Path
+from typing import NamedTuple
 
 import msgpack
 import msgspec
@@ -20,6 +22,10 @@ from transport.errors import CodecError
 
 class Color(enum.StrEnum):
     RED = "red"
+
+
+class Odd(enum.Enum):
+    ONE = object()
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +64,9 @@ class Count(int):
     pass
 
 
-Pair = namedtuple("Pair", "left right")
+class Pair(NamedTuple):
+    left: int
+    right: int
 
 
 def test_a_record_comes_back_equal():
@@ -96,13 +104,13 @@ def test_a_record_of_another_shape_is_refused_by_type_expected_got_and_path(valu
 @pytest.mark.parametrize("value", [object(), 2**64, 1j])
 def test_a_record_that_cannot_be_written_is_refused(value):
     class Loose(msgspec.Struct):
+        text: str
         anything: object
-        text: str = ""
 
     with pytest.raises(CodecError, match="Loose"):
-        encode(Loose(value))
+        encode(Loose("", value))
     with pytest.raises(CodecError, match="Loose"):
-        encode(Loose(value, text="\ud83d"))
+        encode(Loose("\ud83d", value))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +118,7 @@ def test_a_record_that_cannot_be_written_is_refused(value):
     [
         (None, None),
         ((1, (2, [3])), [1, [2, [3]]]),
-        ({1, 1}, [1]),
+        ({1}, [1]),
         (frozenset(), []),
         (Pair(1, 2), [1, 2]),
         (OrderedDict(a=1), {"a": 1}),
@@ -120,7 +128,7 @@ def test_a_record_that_cannot_be_written_is_refused(value):
         (Count(7), 7),
         (np.float64(0.5), 0.5),
         (np.int8(-3), -3),
-        (np.bool_(True), True),
+        (np.bool_(1), True),
         (np.str_("s"), "s"),
         (np.bytes_(b"s"), b"s"),
         (bytearray(b"ab"), b"ab"),
@@ -129,7 +137,10 @@ def test_a_record_that_cannot_be_written_is_refused(value):
         ({(1, 2): "\ud83d"}, {(1, 2): "\ud83d"}),
         ("\ud83d, \udfff", "\ud83d, \udfff"),
         (Point(1, Path("p")), {"x": 1, "where": "p"}),
-        (Outer(inner=Inner(name="n")), {"type": "outer", "inner": {"name": "n", "numbers": []}, "color": "red"}),
+        (
+            Outer(inner=Inner(name="n")),
+            {"type": "outer", "inner": {"name": "n", "numbers": []}, "color": "red"},
+        ),
         (Row(1, 2), ["row", 1, 2]),
         (Column(1), [1]),
         (2**64 - 1, 2**64 - 1),
@@ -145,6 +156,7 @@ def test_a_value_arrives_plain(value, plain):
     ("value", "what", "path"),
     [
         (object(), "`object`", "$"),
+        ([Color.RED, Odd.ONE], "`Odd`", "$[1]"),
         ({"a": [1, {"b": {1j}}]}, "`complex`", "$.a[1].b[0]"),
         ([Inner(name=object())], "`object`", "$[0].name"),
         ([Point(1, b"ok"), Point(2, len)], "`builtin_function_or_method`", "$[1].where"),
@@ -229,7 +241,9 @@ def test_every_numeric_array_comes_back_equal(array):
     ],
     ids=lambda tensor: f"{tensor.dtype}{list(tensor.shape)}",
 )
-@pytest.mark.parametrize("as_received", [list, lambda frames: [bytes(f) for f in frames]], ids=["lent", "bytes"])
+@pytest.mark.parametrize(
+    "as_received", [list, lambda frames: [bytes(f) for f in frames]], ids=["lent", "bytes"]
+)
 def test_every_tensor_comes_back_equal(tensor, as_received):
     received = unpack(as_received(pack(tensor)))
 
@@ -307,10 +321,8 @@ def test_hostile_frames_are_refused_as_such(frames):
 @given(st.lists(st.binary(max_size=64), max_size=3))
 def test_any_bytes_are_a_value_or_a_codec_error(frames):
     for attempt in (lambda: unpack(frames), lambda: decode(Outer, b"".join(frames))):
-        try:
+        with contextlib.suppress(CodecError):
             attempt()
-        except CodecError as error:
-            assert str(error)
 
 
 @given(st.data(), st.recursive(st.none() | st.text() | st.integers(-9, 9), st.lists, max_leaves=5))
@@ -322,10 +334,8 @@ def test_damaged_messages_are_values_or_codec_errors(data, value):
     cut = data.draw(st.integers(0, len(damaged)))
 
     for frames in ([damaged, *rest], [damaged[:cut], *rest], [first, *rest[::-1]], [first]):
-        try:
+        with contextlib.suppress(CodecError):
             unpack(frames)
-        except CodecError as error:
-            assert str(error)
 
 
 JSON_LIKE = st.recursive(

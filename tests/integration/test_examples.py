@@ -1,0 +1,55 @@
+"""The examples that need neither weights nor a network do what their first lines say."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *arguments: str, folder: Path) -> str:
+    """Run an example in `folder` as a user does; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.fault
+def test_words_are_counted_once_although_a_counter_dies(tmp_path):
+    out = run("embedded/counters.py", folder=tmp_path)
+    assert "line 2: counter/0, incarnation 2" in out
+    assert "{'the': 6, 'cat': 2," in out
+    assert "counter/0 (incarnation 1, pid " in out
+    assert "died: SIGKILL" in out
+
+
+@pytest.mark.fault
+def test_the_kill_demo_keeps_its_promises_on_a_tiny_model(tmp_path):
+    """One step more than kills, so that the run goes on after the last of them."""
+    out = run("kill_demo.py", "--tiny", "--steps", "4", folder=tmp_path)
+    assert out.splitlines()[-1].startswith("as promised")
+    assert "killed 2 times" in out
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_the_kill_demo_asks_for_a_model(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "kill_demo.py")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "MODEL_FOLDER or --tiny is wanted" in done.stderr
