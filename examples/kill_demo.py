@@ -47,7 +47,7 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", type=Path, help="what arithmetic/prepare.py wrote")
     parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
-    parser.add_argument("--steps", type=int, default=6, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--run-dir", default="runs/kill-demo-{time}", help="default: %(default)s")
     args = parser.parse_args()
     if args.tiny:
@@ -219,8 +219,11 @@ def _came_back(run: Killer, kill: Kill) -> list[tuple[str, bool]]:
     version = active["policy_version"]
     published = _published(run, before=active["m"] - _install_s(run, kill.incarnation + 1))
     first = _first_prompt(run, kill.incarnation + 1)
-    moments = [("new process", spawned["m"]), ("active", active["m"]), ("first prompt", first)]
-    said = ", ".join(f"{name} {moment - kill.at:.2f} s" for name, moment in moments if moment is not None)
+    moments = {"new process": spawned["m"], "active": active["m"], "first prompt": first}
+    said = ", ".join(
+        f"no {name}" if moment is None else f"{name} {moment - kill.at:.2f} s"
+        for name, moment in moments.items()
+    )
     return [
         (f"{head}; after the kill: {said}", True),
         (f"  active with policy version {version}, the newest was {published}", version >= published),

@@ -99,7 +99,7 @@ class TransferQueue(Actor):
                 whole = False
                 continue
             kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
-            if not any(kept):
+            if not any(kept) and adopted not in self._ledger.segments():
                 self._space.unlink(adopted)
         return whole
 
@@ -145,6 +145,7 @@ class TransferQueue(Actor):
         for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
             outcomes += self._put_together(holder, segment, members)
         self._notify()
+        self._say_refused(holder, "samples", outcomes)
         return outcomes
 
     # -- rewards --------------------------------------------------------------------------------
@@ -168,6 +169,7 @@ class TransferQueue(Actor):
         """Take rewards, or why there are none."""
         outcomes = [self._ledger.put_reward(reward, holder, self._now()) for reward in rewards]
         self._notify()
+        self._say_refused(holder, "rewards", outcomes)
         return outcomes
 
     # -- the trainer ----------------------------------------------------------------------------
@@ -319,6 +321,18 @@ class TransferQueue(Actor):
         waits_for = self._ledger.waiting_on()
         if waits_for != self._waits_for:
             self._waits_for = waits_for
+
+    def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
+        stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
+        if stale or duplicate:
+            self.ctx.events.emit(
+                "put_refused",
+                sender=holder.name,
+                incarnation=holder.incarnation,
+                what=what,
+                stale=stale,
+                duplicate=duplicate,
+            )
 
     def _is_finished(self) -> bool:
         return self._ledger.finished() and not self._evals.open

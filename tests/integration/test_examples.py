@@ -36,8 +36,8 @@ def test_words_are_counted_once_although_a_counter_dies(tmp_path):
 
 @pytest.mark.fault
 def test_the_kill_demo_keeps_its_promises_on_a_tiny_model(tmp_path):
-    """One step more than kills, so that the run goes on after the last of them."""
-    out = run("kill_demo.py", "--tiny", "--steps", "4", folder=tmp_path)
+    """Invariants I2, I5 and I7 as its report states them."""
+    out = run("kill_demo.py", "--tiny", "--steps", "6", folder=tmp_path)
     assert out.splitlines()[-1].startswith("as promised")
     assert "killed 2 times" in out
     assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -1,0 +1,130 @@
+"""Chaos invariance: without staleness, deaths leave no trace in the weights, not even in the last bit."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+from loop_run import (
+    LoopRunner,
+    assert_kept_its_promises,
+    assert_nothing_is_left,
+    assert_trained_in_order,
+    kills,
+    leftovers,
+)
+
+from relax_actor.telemetry import read_events
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
+
+SYNCHRONOUS = {"run": {"max_staleness": 0, "mode": "async_on_policy", "steps": 6}}
+REAL_ENGINE = {"engine": "transformers", "deterministic": True}
+
+HEAD = """
+    import json, sys
+    from pathlib import Path
+
+    import msgspec
+
+    from relax_actor import app
+    from relax_actor.config import Config
+
+    if __name__ == "__main__":
+        config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Config)
+        app.run(config, Path(sys.argv[2]), run_id=sys.argv[3], env={"OMP_NUM_THREADS": "1"})
+"""
+
+
+def sections(engine):
+    rollout = REAL_ENGINE if engine == "transformers" else {"scripted_token_s": 0.01}
+    return {**SYNCHRONOUS, "rollout": rollout, "train": {"checkpoint_every": 3}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, tiny_model):
+    """A run in which nothing happens, once an engine."""
+    runner, runs = LoopRunner(tmp_path_factory.mktemp("undisturbed"), tiny_model), {}
+
+    def run(engine):
+        if engine not in runs:
+            runs[engine] = runner(**sections(engine))
+        return runs[engine]
+
+    return run
+
+
+@pytest.mark.parametrize("engine", ["scripted", "transformers"])
+def test_three_deaths_leave_no_trace_in_the_weights(run_loop, undisturbed, engine):
+    """I6: two rollouts and the reward actor are killed; the weights are those of a quiet run, bit for bit."""
+    plan = [
+        *kills("rollout/0", ("first_token", 5)),
+        *kills("rollout/1", ("ready_sent", 4)),
+        *kills("reward", ("reward_sent", 3)),
+    ]
+    run = run_loop(plan=plan, **sections(engine))
+    assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
+    assert_kept_its_promises(run)
+    assert [step["groups"] for step in run.history] == [step["groups"] for step in undisturbed(engine).history]
+    assert run.weights == undisturbed(engine).weights
+    assert any(not step["skipped"] for step in run.history), "nothing was trained, so this would prove nothing"
+
+
+def test_a_killed_trainer_arrives_at_the_same_weights(run_loop, undisturbed):
+    """I6 beyond its letter: the steps it lost are done again from the same prompts and random numbers."""
+    run = run_loop(plan=kills("trainer", ("trained", 5)), **sections("scripted"))
+    assert run.killed == ["trainer"]
+    assert_kept_its_promises(run)
+    assert run.weights == undisturbed("scripted").weights
+
+
+def test_a_run_whose_head_was_killed_resumes_to_the_same_weights(run_loop, undisturbed, tmp_path):
+    """I6, I8: nothing of the dead run stays for 15 s, no prompt is lost or trained twice, every bit is the same."""
+    folder, config = tmp_path / "killed", run_loop.config(**sections("scripted"))
+    kill_head_after_checkpoint(folder, config)
+    past, _ = read_events(folder / "events.jsonl")
+    checkpoint = next(Path(event["path"]) for event in past if event["kind"] == "checkpoint_saved")
+
+    resumed = run_loop(config=config, folder=folder, resume=checkpoint)
+
+    assert resumed.history[0]["step"] == 4
+    whole = dataclasses.replace(resumed, events=[*past, *resumed.events])
+    assert_kept_its_promises(whole)
+    assert_trained_in_order(whole)
+    assert whole.weights == undisturbed("scripted").weights
+
+
+def kill_head_after_checkpoint(folder, config):
+    """Run in a process of its own, SIGKILL that in mid-step after the first checkpoint, wait until all is gone."""
+    import textwrap
+
+    folder.mkdir()
+    (folder / "head.py").write_text(textwrap.dedent(HEAD))
+    (folder / "config.json").write_bytes(msgspec.json.encode(config))
+    head = subprocess.Popen(
+        [sys.executable, str(folder / "head.py"), str(folder / "config.json"), str(folder), "0123abcd"]
+    )
+    with head:
+        await_event(folder, "step", step=4)
+        head.kill()
+    deadline = time.monotonic() + 15
+    while left := leftovers(folder, "0123abcd"):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def await_event(folder, kind, **fields):
+    deadline = time.monotonic() + 60
+    while True:
+        events, _ = read_events(folder / "events.jsonl")
+        found = [event for event in events if event["kind"] == kind]
+        if any(all(event.get(name) == value for name, value in fields.items()) for event in found):
+            return
+        assert time.monotonic() < deadline, f"no {kind} {fields}"
+        time.sleep(0.005)
