@@ -123,7 +123,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tis_max: float = 2.0
     """Upper bound of the truncated importance weight trainer/rollout; 0 turns the correction off."""
     ratio_base: Literal["trainer", "rollout"] = "trainer"
-    """Whose log-probs the clipped ratio divides by: the trainer's own at the start of the step, or the rollout's."""
+    """Whose log-probs the clipped ratio divides by: the trainer's at the start of the step, or the rollout's."""
     frozen: tuple[str, ...] = ()
     """Regular expressions of parameter names that are not trained."""
     threads: int = 1

@@ -90,7 +90,7 @@ class MailboxFull(ActorError):  # noqa: N818 - as above
 
 
 class CallRefused(ActorError):  # noqa: N818 - as above
-    """The callee would not start the method: unknown, expired, stopping, or addressed to an older incarnation."""
+    """The callee would not start the method: unknown, expired, or addressed to an older incarnation."""
 
 
 class SerializationError(ActorError, TypeError):

@@ -2,10 +2,10 @@
 
 A plan is a list of `Fault`s in the environment variable `RELAX_ACTOR_FAULTS` (JSON). Without one,
 `point` costs a dictionary look-up in an empty dictionary. Points so far, in the order of a group's life:
-leased, first_token, tensors_written, ready_sent, rewarding, reward_sent, batch_leased, trained,
-publish_bucket, publish_manifest, publish_latest, acknowledged, install_bucket, checkpoint_file,
-checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written down yet),
-queue_committed (nobody is told yet) and queue_answered; in the prompts actor prompts_written.
+leased, submitted, first_token, finished, tensors_written, ready_sent, rewarding, reward_sent,
+batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged, install_bucket,
+checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
+down yet), queue_committed (nobody is told yet) and queue_answered; in the prompts actor prompts_written.
 """
 
 import os
@@ -25,6 +25,8 @@ class Action(StrEnum):
     STOP = "stop"  # SIGSTOP: it hangs, alive
     EXIT = "exit"  # leaves without clean-up, exit code 7
     RAISE = "raise"  # an exception in user code
+    REFUSE = "refuse"  # a ValueError, as from an engine that can never sample a prompt
+    LOSE = "lose"  # what was to be handed on at the point is lost
     DELAY = "delay"  # sleeps `seconds`
 
 
@@ -62,15 +64,20 @@ def arm(actor: str, incarnation: int) -> None:
             _armed.setdefault(fault.point, []).append(fault)
 
 
-def point(name: str) -> None:
-    """Mark that the process has come to `name`; do what is planned there."""
+def point(name: str) -> bool:
+    """Mark that the process has come to `name`; do what is planned there.
+
+    Returns:
+        Whether the caller is to lose what it has in hand; only points that say so heed it.
+    """
     faults = _armed.get(name)
     if faults is None:
-        return
+        return False
     _reached[name] = _reached.get(name, 0) + 1
-    for fault in faults:
-        if fault.nth == _reached[name]:
-            _strike(fault)
+    due = [fault for fault in faults if fault.nth == _reached[name]]
+    for fault in due:
+        _strike(fault)
+    return any(fault.action is Action.LOSE for fault in due)
 
 
 def _strike(fault: Fault) -> None:
@@ -82,5 +89,7 @@ def _strike(fault: Fault) -> None:
         os._exit(7)
     elif fault.action is Action.DELAY:
         time.sleep(fault.seconds)
-    else:
+    elif fault.action is Action.REFUSE:
+        raise ValueError(f"injected at {fault.point}")
+    elif fault.action is Action.RAISE:
         raise InjectedFaultError(f"injected at {fault.point}")

@@ -42,7 +42,8 @@ class Limits:
         max_message_bytes: all frames of one message together.
         high_water_messages: how many may wait, on each side of a connection and in each direction.
         heartbeat_interval_s: how often a silent connection is asked for a sign of life.
-        heartbeat_timeout_s: a connection without one for so long is closed, and opened anew.
+        heartbeat_timeout_s: a connection without one for so long is closed, and opened anew. It must be
+            longer than the largest message travels: no sign of life gets past a message on its way.
     """
 
     max_message_bytes: int = 64 * 2**20

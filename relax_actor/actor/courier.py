@@ -115,6 +115,8 @@ class Courier:
         self._ids = itertools.count(1)
         self._started = threading.Event()
         self._failure: BaseException | None = None
+        self._outbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._drain_is_due = False
         self._listener: Listener
         self._head: Channel | None = None
         self.loop: asyncio.AbstractEventLoop
@@ -137,11 +139,26 @@ class Courier:
             self._thread.join()
 
     def run_soon(self, action: Callable[..., object], *args: Any) -> None:
-        """Run `action` in the loop thread; a stopped courier drops it."""
-        try:
-            self.loop.call_soon_threadsafe(action, *args)
-        except RuntimeError:  # the loop is closed: the process is ending
-            return
+        """Run `action` in the loop thread, in the order of the calls; a stopped courier drops it.
+
+        The loop is woken once for all that is handed over before it looks.
+        """
+        self._outbox.append((action, args))
+        if not self._drain_is_due:
+            self._drain_is_due = True
+            try:
+                self.loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed: the process is ending
+                return
+
+    def _drain(self) -> None:
+        self._drain_is_due = False  # before looking: what comes after this wakes the loop again
+        for _ in range(len(self._outbox)):
+            action, args = self._outbox.popleft()
+            try:
+                action(*args)
+            except Exception as error:  # noqa: BLE001 - one message's failure is not the thread's
+                self.loop.call_exception_handler({"message": f"{action!r} failed", "exception": error})
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:

@@ -6,7 +6,6 @@ endpoints and `step` have the thread to themselves.
 """
 
 import asyncio
-import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -93,8 +92,9 @@ class _Process:
         self._stop_reason = ""
         self._stopping = False
         self._loop: asyncio.AbstractEventLoop
-        self._awake: asyncio.Event
-        self._wake_sent = False
+        self._ended: asyncio.Future[None]
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn_is_due = False
         self._actor: Actor
         self._courier = Courier(
             self._holder,
@@ -112,7 +112,8 @@ class _Process:
         return asyncio.run(self._run(arguments))
 
     async def _run(self, arguments: dict[str, Any]) -> int:
-        self._loop, self._awake = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
         self._loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
         self._courier.start()
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
@@ -135,12 +136,36 @@ class _Process:
         return actor
 
     async def _serve(self) -> None:
-        while not self._stopping:
-            await self._handle_waiting()
-            if not self._stopping:
-                await self._wait(self._actor.step())
+        self._turn()
+        await self._ended
+        if self._timer is not None:
+            self._timer.cancel()
 
-    async def _handle_waiting(self) -> None:
+    def _turn(self) -> None:
+        """Handle what waits, let `step` work, and say when the next turn is."""
+        self._turn_is_due = False  # before looking: what comes after this asks for another turn
+        if self._stopping:
+            return
+        try:
+            self._handle_waiting()
+            delay_s = None if self._stopping else self._actor.step()
+        except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
+            self._end(error)
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._mailbox or self._gone or delay_s == 0:
+            self._next_turn()
+        elif delay_s is not None:
+            self._timer = self._loop.call_later(delay_s, self._turn)
+
+    def _next_turn(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _handle_waiting(self) -> None:
         while self._gone:
             gone = self._gone.popleft()
             self._actor.on_peer_gone(gone.name, gone.incarnation, gone.reason)
@@ -149,14 +174,13 @@ class _Process:
                 return
             self._handle(self._mailbox.popleft())
 
-    async def _wait(self, delay_s: float | None) -> None:
-        if self._mailbox or self._gone or delay_s == 0:
-            await asyncio.sleep(0)  # let tasks and signal handlers run
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._ended.done():
             return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._awake.wait(), delay_s)
-        self._wake_sent = False
-        self._awake.clear()
+        if error is None:
+            self._ended.set_result(None)
+        else:
+            self._ended.set_exception(error)
 
     # -- one call -------------------------------------------------------------------------------
 
@@ -247,9 +271,9 @@ class _Process:
     # -- Host -----------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        if not self._wake_sent:
-            self._wake_sent = True
-            self._loop.call_soon_threadsafe(self._awake.set)
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon_threadsafe(self._turn)
 
     def finish(self) -> None:
         self._stop("finished")
@@ -261,4 +285,4 @@ class _Process:
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping = True
-        self._awake.set()
+        self._end()

@@ -233,7 +233,13 @@ class TransferQueue(Actor):
         now = self._now()
         expired = self._ledger.expire(now)
         for each in expired:
-            self.ctx.events.emit("lease_expired", **msgspec.to_builtins(each))
+            self.ctx.events.emit(
+                "lease_expired",
+                lease_kind=each.kind,  # an event has a kind of its own
+                lease_id=each.lease_id,
+                holder=each.holder,
+                group_ids=each.group_ids,
+            )
         if expired:
             self._notify()
         self._commit()

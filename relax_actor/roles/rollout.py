@@ -110,6 +110,7 @@ class Rollout(Actor):
             point("leased")
             self._forget(lease)
             try:
+                point("submitted")
                 self._engine.submit(self._requests(lease))
             except ValueError as error:  # can never be sampled: another prompt takes its place
                 self._queue.tell(TransferQueue.reject, lease.group.group_id, str(error))
@@ -134,7 +135,8 @@ class Rollout(Actor):
 
     # -- samples --------------------------------------------------------------------------------
 
-    def _put(self, finished: list[Completion]) -> None:
+    def _put(self, completions: list[Completion]) -> None:
+        finished = [done for done in completions if not point("finished")]
         if not finished:
             return
         rows = self._writer.write(

@@ -453,10 +453,8 @@ def test_a_network_may_live_in_any_thread_that_runs_a_loop(tmp_path):
             answers.append(bytes(frames[0]))
             answered.set()
 
-        listener = network.listen(Address.ipc(path), lambda peer, frames: listener.send(peer, frames))
-        network.connect(
-            listener.address, lambda frames: (answers.append(bytes(frames[0])), answered.set())
-        ).send([path.name.encode()])
+        listener = network.listen(Address.ipc(path), echo)
+        network.connect(listener.address, note).send([path.name.encode()])
         await asyncio.wait_for(answered.wait(), DEADLINE_S)
         network.close()
 

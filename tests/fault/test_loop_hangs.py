@@ -21,7 +21,9 @@ class Waker:
     def __call__(self, folder):
         events, _ = read_events(folder / "events.jsonl")
         expired = [event for event in events if event["kind"] == "lease_expired"]
-        spawned = [event for event in events if event["kind"] == "child_spawned" and event["child"] == self.actor]
+        spawned = [
+            event for event in events if event["kind"] == "child_spawned" and event["child"] == self.actor
+        ]
         trained = [event for event in events if event["kind"] == "step"]
         if expired and not self.woken and any(step["m"] > expired[0]["m"] for step in trained):
             os.kill(spawned[-1]["pid"], signal.SIGCONT)

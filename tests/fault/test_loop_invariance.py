@@ -71,9 +71,13 @@ def test_three_deaths_leave_no_trace_in_the_weights(run_loop, undisturbed, engin
     run = run_loop(plan=plan, **sections(engine))
     assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
     assert_kept_its_promises(run)
-    assert [step["groups"] for step in run.history] == [step["groups"] for step in undisturbed(engine).history]
+    assert [step["groups"] for step in run.history] == [
+        step["groups"] for step in undisturbed(engine).history
+    ]
     assert run.weights == undisturbed(engine).weights
-    assert any(not step["skipped"] for step in run.history), "nothing was trained, so this would prove nothing"
+    assert any(not step["skipped"] for step in run.history), (
+        "nothing was trained, so this would prove nothing"
+    )
 
 
 def test_a_killed_trainer_arrives_at_the_same_weights(run_loop, undisturbed):

@@ -66,7 +66,9 @@ def test_every_group_is_trained_on_exactly_once_wherever_the_queue_dies(run_loop
 def test_the_prompts_actor_goes_on_where_the_queue_says(run_loop):
     """I2, I5: evaluation prompts included."""
     rows = run_loop.config().data.path
-    plan = kills("prompts", "prompts_written", ("prompts_written", 2), "prompts_written", ("prompts_written", 3))
+    plan = kills(
+        "prompts", "prompts_written", ("prompts_written", 2), "prompts_written", ("prompts_written", 3)
+    )
     run = run_loop(
         plan=plan,
         eval={"path": rows, "every": 2, "samples_per_prompt": 1, "max_prompts": 3},

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 def checkpoint_before(run, spawned):
     """Return the step of the newest checkpoint that was whole when an incarnation began; 0 is the model."""
-    return max((event["step"] for event in run.of("checkpoint_saved") if event["m"] < spawned["m"]), default=0)
+    return max(
+        (event["step"] for event in run.of("checkpoint_saved") if event["m"] < spawned["m"]), default=0
+    )
 
 
 def assert_each_life_began_at_a_checkpoint(run):

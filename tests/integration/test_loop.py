@@ -35,7 +35,8 @@ def test_without_staleness_sampling_and_training_take_turns(run_loop):
     assert_trained_in_order(run)
     assert all(step["staleness"] == {"0": 4 * GROUPS_PER_STEP} for step in run.history)
     assert [step["groups"] for step in run.history] == [
-        list(range(first, first + GROUPS_PER_STEP)) for first in range(0, 4 * GROUPS_PER_STEP, GROUPS_PER_STEP)
+        list(range(first, first + GROUPS_PER_STEP))
+        for first in range(0, 4 * GROUPS_PER_STEP, GROUPS_PER_STEP)
     ]
     # The rollouts' last decode step may still be winding down when the trainer has its batch.
     assert overlap_s(spans(run, "generate"), spans(run, "train")) < 0.02

@@ -1,17 +1,17 @@
 """A whole run as a test sees it: its configuration, its events, its final weights, what it left behind."""
 
 import functools
-import hashlib
 import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from safetensors.numpy import load_file
 
 from relax_actor import app, faults
@@ -104,9 +104,16 @@ class LoopRun:
         return f"{self.outcome}\n" + "\n".join(map(str, kinds[-60:]))
 
     @functools.cached_property
-    def weights(self) -> dict[str, str]:
-        """A digest of each tensor of the newest checkpoint."""
-        return final_weights(self.folder)
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The weights in the newest checkpoint."""
+        newest = CheckpointStore(self.folder / "checkpoints", keep=1).latest()
+        assert newest is not None
+        return dict(load_file(newest.path / "model" / "model.safetensors"))
+
+    @property
+    def weights(self) -> dict[str, bytes]:
+        """The bytes of each tensor, to be compared bit for bit."""
+        return {name: value.tobytes() for name, value in self.tensors.items()}
 
 
 class LoopRunner:
@@ -231,17 +238,6 @@ def processes_of(folder: Path) -> list[int]:
     where = f"{folder.resolve()}/"
     others = (entry for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return [int(entry.name) for entry in others if int(entry.name) != os.getpid() and _has_open(entry, where)]
-
-
-def final_weights(folder: Path) -> dict[str, str]:
-    """Return a digest of each tensor of the newest checkpoint of a run folder."""
-    checkpoint = CheckpointStore(folder / "checkpoints", keep=1).latest()
-    assert checkpoint is not None
-    tensors: Mapping[str, Any] = {}
-    for file in sorted(checkpoint.path.rglob("model*.safetensors")):
-        tensors = {**tensors, **load_file(file)}
-    assert tensors
-    return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in tensors.items()}
 
 
 def _has_open(entry: Path, where: str) -> bool:

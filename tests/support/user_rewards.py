@@ -32,9 +32,9 @@ def moody(*, response: str, label: str, group_id: int, sample_index: int) -> flo
         _misbehave(group_id)
     if group_id == 5:
         raise RuntimeError("nothing of this group")
-    return {2: None, 3: math.nan, 4: math.inf}.get(group_id if sample_index == 1 else -1, varied(
-        response=response, label=label
-    ))
+    return {2: None, 3: math.nan, 4: math.inf}.get(
+        group_id if sample_index == 1 else -1, varied(response=response, label=label)
+    )
 
 
 def _misbehave(group_id: int) -> None:

@@ -267,6 +267,7 @@ class TreeMachine(RuleBasedStateMachine):
         fields = report.fields
         match report.kind:
             case ReportKind.CHILD_RESTARTING:
+                self._forget_restarts(fields["child"], *fields["also"])
                 self._count_restart(fields["child"])
                 self._note_coming_down(*fields["also"])
             case ReportKind.ESCALATED | ReportKind.SUPERVISOR_STOPPING:
@@ -279,10 +280,14 @@ class TreeMachine(RuleBasedStateMachine):
             for child in children:
                 self.coming_down |= self.below.get(child, {child})
 
+    def _forget_restarts(self, *children: str) -> None:
+        """Count anew in each supervisor that is restarted, and in those below it."""
+        for child in children:
+            for name in self.restarts.keys() & self._supervisors_within(child):
+                del self.restarts[name]
+
     def _count_restart(self, child: str) -> None:
         supervisor = self.parents[child]
-        for name in self.restarts.keys() & self._supervisors_within(child):
-            del self.restarts[name]  # a supervisor that is restarted counts anew, and so do those below it
         times_s = self.restarts[supervisor.id]
         times_s.append(self.now)
         recent = [at_s for at_s in times_s if at_s >= self.now - supervisor.intensity.within_s]

@@ -1,0 +1,44 @@
+"""The documentation leads to files that exist, and the tour to all of them."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page):
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_tour_names_every_module():
+    words = set(re.findall(r"\w+", (ROOT / "docs" / "tour.md").read_text().replace("\\", "")))
+    modules = [
+        file for name in ("launcher", "relax_actor", "transport") for file in (ROOT / name).rglob("*.py")
+    ]
+    assert not [file for file in modules if file.name != "__init__.py" and file.stem not in words]
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        targets = ((page.parent / link).resolve() for link in LINK.findall(page.read_text()))
+        pages = [below for each in targets for below in ([each] if each.is_file() else each.glob("*.md"))]
+        new = {each for each in pages if each.suffix == ".md"} - seen
+        seen |= new
+        waiting += new
+    assert set(PAGES) - seen - {ROOT / "README.md"} == set()
+
+
+def test_every_dependency_has_its_reason():
+    decision = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text()
+    table = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("]")[0]
+    names = re.findall(r'"([a-z-]+)', table)
+    assert names
+    assert not [name for name in names if f"`{name}`" not in decision]
