@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).resolve().parent
 VICTIM = "rollout/0"
 KILLS = 2
 SAMPLING_S = 0.3
-"""How long the victim must have had its policy before it is killed."""
+"""How long the victim must have had a policy before it is killed."""
 
 Event = dict[str, Any]
 
@@ -140,12 +140,12 @@ class Killer:
         for event in self.read():
             if event["kind"] == "step":
                 print(f"step {event['step']}: reward {event['reward_mean']:.3f}", flush=True)
-        installed = self.last("policy_installed", actor=VICTIM, inc=len(self.kills) + 1)
+        active = self.last("child_active", child=VICTIM, incarnation=len(self.kills) + 1)
         steps = len(self.all("step"))
-        if len(self.kills) == KILLS or installed is None or steps <= len(self.kills):
+        if len(self.kills) == KILLS or active is None or steps <= len(self.kills):
             return
-        if time.monotonic() - installed["m"] >= SAMPLING_S and (leased := unfinished(self.journal)):
-            self._kill(installed, steps, leased)
+        if time.monotonic() - active["m"] >= SAMPLING_S and (leased := unfinished(self.journal)):
+            self._kill(active, steps, leased)
 
     def read(self) -> list[Event]:
         """Return the events that are new."""
@@ -168,11 +168,11 @@ class Killer:
         found = self.all(kind, **fields)
         return found[-1] if found else None
 
-    def _kill(self, installed: Event, steps: int, leased: dict[int, int]) -> None:
+    def _kill(self, active: Event, steps: int, leased: dict[int, int]) -> None:
         kill = Kill(
             at=time.monotonic(),
-            incarnation=installed["inc"],
-            pid=installed["pid"],
+            incarnation=active["inc"],
+            pid=active["pid"],
             step=steps,
             samples=sum(leased.values()),
             prompts=tuple(leased),

@@ -109,6 +109,9 @@ def tree(
         backoff=backoff,
         # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
         intensity=Intensity(restarts=10 * config.rollout.replicas, within_s=600.0),
+        # Once that is exceeded the run has failed: starting all of them over would go on for ever.
+        restart=RestartType.TEMPORARY,
+        significant=True,
         children=(
             ChildSpec(
                 id="rollout",

@@ -45,7 +45,7 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     prompt_key: str = "prompt"
     label_key: str = "label"
     template: Literal["text", "chat"] = "text"
-    """`text`: the prompt as it is; `chat`: one user turn (or a list of messages) through the chat template."""
+    """`text`: the prompt as it is; `chat`: one user turn, or a list of messages, in the chat template."""
     system_prompt: str = ""
     prefix_path: str = ""
     """A text file put before every prompt, such as few-shot examples."""
@@ -123,7 +123,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tis_max: float = 2.0
     """Upper bound of the truncated importance weight trainer/rollout; 0 turns the correction off."""
     ratio_base: Literal["trainer", "rollout"] = "trainer"
-    """Whose log-probs the clipped ratio divides by: the trainer's at the start of the step, or the rollout's."""
+    """Whose log-probs the ratio divides by: the trainer's at the start of the step, or the rollout's."""
     frozen: tuple[str, ...] = ()
     """Regular expressions of parameter names that are not trained."""
     threads: int = 1

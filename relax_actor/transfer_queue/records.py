@@ -262,8 +262,11 @@ _DECODER = msgspec.msgpack.Decoder(list[Event])
 
 
 def encode_events(events: Sequence[Event]) -> bytes:
-    """Return the MessagePack bytes of some events."""
-    return _ENCODER.encode(events)
+    """Return the MessagePack bytes of some events; a lone surrogate in a text becomes U+FFFD."""
+    try:
+        return _ENCODER.encode(events)
+    except UnicodeEncodeError:  # out of a dataset row or an error's text; no reason to stop a run
+        return _ENCODER.encode(_utf8(msgspec.to_builtins(events)))
 
 
 def decode_events(data: bytes) -> list[Event]:
@@ -274,3 +277,12 @@ def decode_events(data: bytes) -> list[Event]:
         msgspec.DecodeError: the bytes are not MessagePack.
     """
     return _DECODER.decode(data)
+
+
+def _utf8(value: object) -> object:
+    """Replace what UTF-8 cannot say in every text of plain data."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {_utf8(key): _utf8(each) for key, each in value.items()}
+    return [_utf8(each) for each in value] if isinstance(value, (list, tuple)) else value

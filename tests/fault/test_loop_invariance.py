@@ -1,20 +1,17 @@
 """Chaos invariance: without staleness, deaths leave no trace in the weights, not even in the last bit."""
 
 import dataclasses
-import json
-import os
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 from loop_run import (
     LoopRunner,
     assert_kept_its_promises,
-    assert_nothing_is_left,
     assert_trained_in_order,
     kills,
     leftovers,
@@ -89,7 +86,7 @@ def test_a_killed_trainer_arrives_at_the_same_weights(run_loop, undisturbed):
 
 
 def test_a_run_whose_head_was_killed_resumes_to_the_same_weights(run_loop, undisturbed, tmp_path):
-    """I6, I8: nothing of the dead run stays for 15 s, no prompt is lost or trained twice, every bit is the same."""
+    """I6, I8: nothing stays for 15 s, no prompt is lost or trained twice, every bit is the same."""
     folder, config = tmp_path / "killed", run_loop.config(**sections("scripted"))
     kill_head_after_checkpoint(folder, config)
     past, _ = read_events(folder / "events.jsonl")
@@ -105,9 +102,7 @@ def test_a_run_whose_head_was_killed_resumes_to_the_same_weights(run_loop, undis
 
 
 def kill_head_after_checkpoint(folder, config):
-    """Run in a process of its own, SIGKILL that in mid-step after the first checkpoint, wait until all is gone."""
-    import textwrap
-
+    """Run in a process of its own, SIGKILL that a step after the checkpoint, wait until all is gone."""
     folder.mkdir()
     (folder / "head.py").write_text(textwrap.dedent(HEAD))
     (folder / "config.json").write_bytes(msgspec.json.encode(config))

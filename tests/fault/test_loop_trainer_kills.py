@@ -1,4 +1,4 @@
-"""The trainer dies at every step of its life: it goes on from its newest checkpoint, under a higher version."""
+"""Wherever the trainer dies, it goes on from its newest checkpoint, under a higher version."""
 
 import pytest
 from loop_run import (
@@ -8,24 +8,19 @@ from loop_run import (
     kills,
 )
 
+from relax_actor.faults import Action, Fault
+
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 
-def checkpoint_before(run, spawned):
-    """Return the step of the newest checkpoint that was whole when an incarnation began; 0 is the model."""
-    return max(
-        (event["step"] for event in run.of("checkpoint_saved") if event["m"] < spawned["m"]), default=0
-    )
-
-
 def assert_each_life_began_at_a_checkpoint(run):
+    """Check that an incarnation's steps follow the newest checkpoint before it; 0 is the model."""
     for spawned in run.of("child_spawned", child="trainer"):
-        steps = [event["step"] for event in run.of("step") if event["inc"] == spawned["incarnation"]]
-        first = checkpoint_before(run, spawned) + 1
-        loaded = [e["step"] for e in run.of("checkpoint_loaded") if e["inc"] == spawned["incarnation"]]
-        begins = (loaded[0] if loaded else 0) + 1
-        assert begins >= first  # a checkpoint that was renamed but not reported counts too
-        assert steps == list(range(begins, begins + len(steps)))
+        begun = [event["step"] for event in run.of("checkpoint_loaded", inc=spawned["incarnation"])] or [0]
+        saved = [event["step"] for event in run.of("checkpoint_saved") if event["m"] < spawned["m"]]
+        assert begun[0] >= max(saved, default=0)  # or one that is whole, of which it died before saying so
+        steps = [event["step"] for event in run.of("step", inc=spawned["incarnation"])]
+        assert steps == list(range(begun[0] + 1, begun[0] + 1 + len(steps)))
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -54,15 +49,9 @@ def test_a_killed_trainer_goes_on_from_its_newest_checkpoint(run_loop, staleness
 
 def test_a_trainer_whose_batch_was_taken_back_returns_to_its_checkpoint(run_loop):
     """I2, I9: it trained on samples that were not its own any more, so those weights never count."""
-    slow = [{"actor": "trainer", "point": "trained", "nth": 2, "seconds": 2.0}]
-    run = run_loop(plan=[delayed(**fault) for fault in slow], train={"lease_s": 0.7, "checkpoint_every": 1})
+    slow = Fault(actor="trainer", point="trained", nth=2, action=Action.DELAY, seconds=2.0)
+    run = run_loop(plan=[slow], train={"lease_s": 0.7, "checkpoint_every": 1})
     assert_kept_its_promises(run)
     assert_trained_in_order(run)
     assert len(run.of("child_spawned", child="trainer")) == 2
     assert any("lease" in event["line"] for event in run.of("child_exited", child="trainer")), run.log
-
-
-def delayed(**fields):
-    from relax_actor.faults import Action, Fault
-
-    return Fault(action=Action.DELAY, **fields)

@@ -1,4 +1,4 @@
-"""The whole loop, undisturbed: synchronous and overlapping, short, stopped from outside, and twice at once."""
+"""The whole loop, undisturbed: in turns and overlapping, short, stopped from outside, twice at once."""
 
 import threading
 
