@@ -6,6 +6,7 @@ its producer does not take it away, and the ledger says when nobody needs it any
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -264,10 +265,9 @@ class TransferQueue(Actor):
     async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
         deadline = self._now() + wait_s
         while (found := look()) is None and (left := deadline - self._now()) > 0:
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):  # unlike wait_for, never swallows a cancellation
+                    await self._changed.wait()
         self._commit()
         self.ctx.wake()
         return found
