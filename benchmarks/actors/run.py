@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +30,9 @@ from actors.targets import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = ROOT / ".venv-peers"
+
+IMPORTS = {"ray": "ray", "xoscar": "xoscar", "monarch": "monarch.actor"}
+"""What each peer's environment must be able to import."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "h": ("python", "raw", "ours", "ray", "ray_default", "xoscar", "monarch"),
@@ -56,29 +59,29 @@ SETTINGS = {"monarch_tuned": {"HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY": "100
 """What the environment of an engine's second name says."""
 
 UNIT_TIMEOUT_S = 180.0
+HANG_TIMEOUT_S = 30.0
+"""The limit of test s: an engine whose own deadline fails would never end."""
+
 ORPHANS_TIMEOUT_S = 20.0
 SETTLE_S = 0.5
 
 
 def main() -> None:
-    """Run every unit of the plan; write and print the result."""
+    """Run every unit of the plan; write what there is after each round, and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", default="", help="letters, separated by commas [all]")
     parser.add_argument("--engines", default="", help="names, separated by commas [all]")
     args = parser.parse_args()
+    tests, engines = (set(filter(None, each.split(","))) for each in (args.tests, args.engines))
     absent = _absent()
-    tests, wanted = list(filter(None, args.tests.split(","))), set(filter(None, args.engines.split(",")))
-    rows = [
-        unit(engine, test, number)
-        for number in range(args.rounds)
-        for test in tests or GROUPS
-        if number == 0 or test not in IN_THE_FIRST_ROUND_ONLY
-        for engine in _shuffled(test, wanted, absent)
-    ]
-    figures = _judged(rows, absent, args.rounds)
-    if not (tests or wanted):  # a part of it is for trying, and no result
-        write("actors", figures)
+    rows: list[Row] = []
+    figures: dict[str, Any] = {}
+    for number in range(args.rounds):
+        rows += [unit(engine, test, number) for engine, test in _plan(number, tests, engines, absent)]
+        figures = _judged(rows, absent, number + 1)
+        if not (tests or engines):  # a part of it is for trying, and no result
+            write("actors", figures)
     print(table.tables(figures))
 
 
@@ -112,23 +115,24 @@ def _run(engine: str, test: str, mark: str, folder: Path) -> dict[str, Any]:
         process = subprocess.Popen(
             [str(_python(engine)), "-m", *module, "--out", str(out)],
             env=environment,
-            stdout=subprocess.PIPE if test == "orphan" else output,
+            stdout=output,
             stderr=output,
             text=True,
         )
         if test == "orphan":
-            return _orphans(process, mark)
+            return _orphans(process, mark, log)
         return _result(process, out, output, test)
 
 
 def _result(process: "subprocess.Popen[str]", out: Path, log: IO[str], test: str) -> dict[str, Any]:
     """Wait for a unit; return its facts, or why there are none."""
+    timeout_s = HANG_TIMEOUT_S if test == "s" else UNIT_TIMEOUT_S
     try:
-        code: int | str = process.wait(UNIT_TIMEOUT_S)
+        code: int | str = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        code = f"killed after {UNIT_TIMEOUT_S:g} s"
+        code = f"killed after {timeout_s:g} s"
     try:
         facts: dict[str, Any] = json.loads(out.read_text())
     except (OSError, ValueError):
@@ -139,18 +143,27 @@ def _result(process: "subprocess.Popen[str]", out: Path, log: IO[str], test: str
     return facts
 
 
-def _orphans(process: "subprocess.Popen[str]", mark: str) -> dict[str, Any]:
+def _orphans(process: "subprocess.Popen[str]", mark: str, log: Path) -> dict[str, Any]:
     """Kill the driver of four actors; return when the last process of its tree had ended."""
-    ready = any(line.startswith(READY) for line in process.stdout or ())
+    ready = _says_ready(process, log)
     orphans = [pid for pid in procfs.marked(mark) if pid != process.pid]
     started = time.perf_counter()
     process.kill()
     gone = procfs.wait_gone(orphans, started, ORPHANS_TIMEOUT_S)
-    process.communicate()
+    process.wait()
     if not ready:
         return {"errors": {"orphan": "its actors did not come up"}}
     facts = {"orphan_processes": len(orphans), "orphan_left": len(orphans) - len(gone), "errors": {}}
     return facts | ({"orphan_gone_s": max(gone.values())} if len(gone) == len(orphans) else {})
+
+
+def _says_ready(process: "subprocess.Popen[str]", log: Path) -> bool:
+    deadline = time.perf_counter() + UNIT_TIMEOUT_S
+    while process.poll() is None and time.perf_counter() < deadline:
+        if READY in log.read_text(errors="replace").splitlines():
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _clear(mark: str) -> int:
@@ -163,20 +176,21 @@ def _clear(mark: str) -> int:
     return len(left)
 
 
-def _shuffled(test: str, wanted: set[str], absent: dict[str, str]) -> list[str]:
-    engines = [
-        engine
-        for engine in GROUPS[test]
-        if engine.partition("_")[0] not in absent and (not wanted or engine in wanted)
-    ]
-    random.shuffle(engines)
-    return engines
+def _plan(
+    number: int, tests: set[str], engines: set[str], absent: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield a round's units: test by test, its engines in a new order."""
+    for test, able in GROUPS.items():
+        if (tests and test not in tests) or (number and test in IN_THE_FIRST_ROUND_ONLY):
+            continue
+        present = [each for each in able if _family(each) not in absent and (not engines or each in engines)]
+        yield from ((engine, test) for engine in random.sample(present, len(present)))
 
 
 def _absent() -> dict[str, str]:
     """Return the peers that cannot be run here, with the reason."""
     absent = {}
-    for peer, module in {"ray": "ray", "xoscar": "xoscar", "monarch": "monarch.actor"}.items():
+    for peer, module in IMPORTS.items():
         if not _python(peer).exists():
             absent[peer] = "its environment is missing: `make bench-actors` makes it"
             continue
@@ -191,14 +205,18 @@ def _absent() -> dict[str, str]:
 
 
 def _python(engine: str) -> Path:
-    peer = PEERS / engine.partition("_")[0]
-    is_ours = engine.partition("_")[0] in {"ours", "raw", "python"}
-    return Path(sys.executable) if is_ours else peer / "bin" / "python"
+    """Return the interpreter that has the engine: a peer's own, or this one."""
+    has_peer = _family(engine) in IMPORTS
+    return PEERS / _family(engine) / "bin" / "python" if has_peer else Path(sys.executable)
+
+
+def _family(engine: str) -> str:
+    return engine.partition("_")[0]
 
 
 def _judged(rows: list[Row], absent: dict[str, str], rounds: int) -> dict[str, Any]:
     return {
-        "command": f"PYTHONPATH=benchmarks python -m actors.run --rounds {rounds}",
+        "command": f"make bench-actors ROUNDS={rounds}",
         "rounds": rounds,
         "absent": absent,
         "load": spread([row["load"] for row in rows]),

@@ -44,6 +44,7 @@ ROWS: tuple[tuple[str, str, float] | tuple[str, str, float, dict[str, str]], ...
 )
 """Title, metric, factor; and for a row of special settings which engine stands in which column."""
 
+NOTHING = "-"
 MET = {True: "met", False: "**missed**", None: "not measured"}
 
 
@@ -82,7 +83,7 @@ def _figures(engines: dict[str, Any]) -> list[str]:
     return [
         f"| median [min..max] | {' | '.join(titles)} |",
         "|---" * (len(COLUMNS) + 1) + "|",
-        *(_row(engines, *row) for row in ROWS),
+        *filter(None, (_row(engines, *row) for row in ROWS)),
     ]
 
 
@@ -91,7 +92,7 @@ def _row(
 ) -> str:
     shown = {engine: engine for engine in COLUMNS} if only is None else only
     cells = [_cell(engines.get(shown.get(column, ""), {}), metric, factor) for column in COLUMNS]
-    return f"| {title} | {' | '.join(cells)} |"
+    return "" if set(cells) == {NOTHING} else f"| {title} | {' | '.join(cells)} |"
 
 
 def _short(engine: dict[str, Any]) -> str:
@@ -102,7 +103,7 @@ def _short(engine: dict[str, Any]) -> str:
 def _cell(engine: dict[str, Any], metric: str, factor: float) -> str:
     spread = engine.get("metrics", {}).get(metric)
     if spread is None:
-        return "error" if metric.partition("_")[0] in engine.get("errors", {}) else "-"
+        return "error" if metric.partition("_")[0] in engine.get("errors", {}) else NOTHING
     median, low, high = (number(spread[each] * factor) for each in ("median", "min", "max"))
     return f"{median} [{low}..{high}]"
 
@@ -113,7 +114,7 @@ def _targets(verdicts: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|",
         *(
             f"| {each['what']} | {'≥' if each['at_least'] else '≤'} {number(each['limit'])} "
-            f"| {'-' if each['measured'] is None else number(each['measured'])} "
+            f"| {NOTHING if each['measured'] is None else number(each['measured'])} "
             f"| {each['n']} | {MET[each['met']]} |"
             for each in verdicts
         ),

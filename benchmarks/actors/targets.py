@@ -65,6 +65,8 @@ TARGETS = (
     Target(what="own processes idle, MiB PSS", metric="h_own_pss_mib", limit=50),
     Target(what="own processes idle, % of a core", metric="h_idle_cpu_pct", limit=0.3),
     Target(what="head SIGKILLed, all gone, s", metric="orphan_gone_s", limit=0.1, statistic="max"),
+    Target(what="actor SIGKILLed, its grandchild gone, s", metric="k_grandchild_s", limit=0.05),
+    Target(what="hung actor: call ends after its deadline by, s", metric="s_late_s", limit=0.05),
     Target(what="orderly stop of 4 idle actors, s", metric="i_stop_s", limit=0.3),
 )
 

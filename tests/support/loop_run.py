@@ -39,6 +39,8 @@ SUPPORT = Path(__file__).parent
 QUICK = Backoff(base_s=0.02, cap_s=0.1)
 DEADLINE_S = 100.0
 GROUPS_PER_STEP = 4
+PARK_S = 19.0
+"""A trainer that waits for so long was forgotten: its request ends after 20 s and finds what was there."""
 
 
 def loop_config(tiny_model: Any, *, rows: Path | None = None, **sections: dict[str, Any]) -> Config:
@@ -194,6 +196,9 @@ def assert_kept_its_promises(run: LoopRun) -> None:
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))  # I2
     assert all(int(age) <= staleness for event in run.of("step") for age in event["staleness"])  # I3
+    assert all(event["wait_s"] < PARK_S for event in run.of("step")), (
+        "nobody woke who could have gone on"
+    )  # I9
     assert_versions_never_go_back(run)
     assert_only_installed_policies_were_sampled(run)
     assert_nothing_is_left(run)
