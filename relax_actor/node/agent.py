@@ -33,6 +33,7 @@ from relax_actor.actor.wire import (
 )
 from relax_actor.node import process, zygote
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
+from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.address import Address
 from transport.control import Frames
@@ -70,6 +71,7 @@ class Agent:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._space = ShmSpace(config.run_id, config.shm_root)
+        self._events = EventLog(Path(config.run_dir) / "events.jsonl", "agent", 1)
         self._children: dict[tuple[str, int], _Child] = {}
         self._zygotes: dict[str, _Zygote] = {}
         self._ended = asyncio.Event()
@@ -145,6 +147,14 @@ class Agent:
         if process.kill_group(child.pid) and not late:
             self._loop.call_later(POLL_S, self._sweep, child)
             return
+        self._events.emit(  # the head says more, unless it is hung
+            "process_exited",
+            child=child.name,
+            incarnation=child.incarnation,
+            pid=child.pid,
+            code=child.code,
+            signal=child.signal,
+        )
         self._space.sweep(child.name, child.incarnation)
         del self._children[child.name, child.incarnation]
         error = f"its process group {child.pid} did not end in {GROUP_DEADLINE_S:g} s" if late else ""
