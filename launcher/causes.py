@@ -16,6 +16,7 @@ import msgspec
 
 from launcher.lives import Life, Lives
 from launcher.runstate import number
+from relax_actor.supervision.events import signal_name
 from relax_actor.telemetry import Event
 
 _DIED = re.compile(r"(?P<name>[\w/-]+) \(incarnation (?P<incarnation>\d+)\) died: ")
@@ -48,7 +49,7 @@ def how(life: Life) -> str:
     if life.reason:
         return life.reason
     if life.signal is not None:
-        return f"signal {life.signal}"
+        return signal_name(life.signal)
     return "unknown" if life.code is None else f"exit code {life.code}"
 
 

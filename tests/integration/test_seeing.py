@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -32,10 +33,10 @@ HEAD = """
             id="root",
             intensity=Intensity(restarts=50),
             backoff=Backoff(base_s=0.01, cap_s=0.05),
-            children=(ChildSpec(id="busy", actor=Busy, replicas=2), pair),
+            children=(ChildSpec(id="busy", actor=Busy, replicas=3), pair),
         )
         with Supervisor(spec, run_dir=Path(sys.argv[1])) as tree:
-            for replica in range(2):
+            for replica in range(3):
                 tree.ref(f"busy/{replica}", Busy).within(600).ask(Busy.spin, 600.0)
             print("ready", flush=True)
             time.sleep(600)
@@ -80,13 +81,23 @@ class Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("seeing") / "run")
-    yield run
+    """A run that the tests share: each kills actors of its own."""
+    with started(tmp_path_factory.mktemp("seeing") / "run") as run:
+        yield run
+
+
+@contextmanager
+def started(path):
+    run = Run(path)
     family = psutil.Process(run.head.pid).children(recursive=True)
-    run.head.send_signal(signal.SIGCONT)
-    run.head.kill()
-    run.head.communicate()
-    eventually(lambda: not any(process.is_running() for process in family))
+    try:
+        yield run
+    finally:
+        family += psutil.Process(run.head.pid).children(recursive=True)
+        run.head.send_signal(signal.SIGCONT)
+        run.head.kill()
+        run.head.communicate()
+        eventually(lambda: not any(process.is_running() for process in family))
 
 
 def eventually(condition, timeout_s=15.0):
@@ -99,15 +110,15 @@ def eventually(condition, timeout_s=15.0):
 def test_ps_and_tree_show_every_actor_with_its_process(run):
     rows = json.loads(run.relax("ps", "--json"))
 
-    assert [row["actor"] for row in rows] == ["busy/0", "busy/1", "left", "right"]
+    assert [row["actor"] for row in rows] == ["busy/0", "busy/1", "busy/2", "left", "right"]
     assert all(psutil.Process(row["pid"]).is_running() and row["rss_bytes"] > 0 for row in rows)
     assert "├─ busy/1" in run.relax("tree")
-    assert json.loads(run.relax("tree", "--json"))["children"][2]["supervisor"] == "pair"
-    assert run.relax("top", "-n", "1").count("busy/") == 2
+    assert json.loads(run.relax("tree", "--json"))["children"][3]["supervisor"] == "pair"
+    assert run.relax("top", "-n", "1").count("busy/") == 3
 
 
 def test_the_stack_of_a_busy_actor_shows_the_line_it_is_in(run):
-    threads = json.loads(run.relax("stack", "busy/0", "--json"))
+    threads = json.loads(run.relax("stack", "busy/2", "--json"))
 
     (main,) = (thread for thread in threads if thread["is_current"])
     functions = [frame["function"] for frame in main["frames"]]
@@ -115,7 +126,7 @@ def test_the_stack_of_a_busy_actor_shows_the_line_it_is_in(run):
     source = (SUPPORT / "sample_actors.py").read_text().splitlines()
     frame = main["frames"][functions.index("spin_here")]
     assert source[frame["line"] - 1].strip() in {"while time.monotonic() < until:", "pass"}
-    assert run.row("busy/0")["incarnation"] == 1, "it goes on undisturbed"
+    assert run.row("busy/2")["incarnation"] == 1, "it goes on undisturbed"
 
 
 def test_why_names_the_signal_the_log_and_the_crash_folder(run):
@@ -145,22 +156,19 @@ def test_why_begins_with_the_death_that_took_another_actor_down(run):
     assert run.relax("why", "left").startswith(f"right (incarnation {incarnation}")
 
 
-def test_everything_works_while_the_head_is_stopped(run):
-    run.head.send_signal(signal.SIGSTOP)
-    try:
+def test_everything_works_while_the_head_is_stopped(tmp_path):
+    with started(tmp_path / "run") as run:
+        run.head.send_signal(signal.SIGSTOP)
         eventually(lambda: "stopped by a signal" in run.relax("ps"))
         assert "spin_here" in run.relax("stack", "busy/0")
         pid = run.kill("busy/0")
         eventually(lambda: run.why("busy/0")["signal"] == signal.SIGKILL)
-        assert f"busy/0 (incarnation 1, pid {pid}) died" in run.relax("why", "busy/0")
+        assert f"busy/0 (incarnation 1, pid {pid}) died: SIGKILL" in run.relax("why", "busy/0")
         assert run.row("busy/0")["state"] == "exited"
         assert "busy/0" in run.relax("tree")
         assert "process_exited" in run.relax("events", "--actor", "busy/0")
         assert run.relax("dead-letters") == "no dead letters\n"
         assert "busy/0#1 │ spinning" in run.relax("logs", "busy/0", "-n", "100")
-    finally:
-        run.head.send_signal(signal.SIGCONT)
-    eventually(lambda: run.row("busy/0")["incarnation"] == 2)
 
 
 def test_an_actor_that_does_not_exist_is_an_error_with_the_nearest_name(run):
