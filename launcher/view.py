@@ -93,6 +93,8 @@ class RunView:
 
     def _meant(self, word: str) -> str:
         names = self.lives.names
+        if word in names:
+            return f"{word}#1 is its first start"
         if replicas := [name for name in names if name.partition("/")[0] == word]:
             return f"its replicas are {', '.join(replicas)}"
         if close := nearest(word, names):

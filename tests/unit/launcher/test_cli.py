@@ -176,7 +176,7 @@ def test_status_logs_and_stop_work_on_a_folder(relax, tmp_path, story, log_of):
     assert "rollout/0" in relax("status", folder.path)[1]
     assert json.loads(relax("status", folder.path, "--json")[1])["restarts"] == 1
     assert relax("status", folder.path, "--follow")[0] == 0
-    assert relax("logs", folder.path, "trainer", "-n", "5")[1] == "trainer#1 | hello\n"
+    assert relax("logs", folder.path, "trainer", "-n", "5")[1] == "trainer#1 │ hello\n"
     assert relax("stop", folder.path) == (0, f"`{folder.path}` is not running\n", "")
 
 
@@ -227,7 +227,7 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(tmp_path):
         ["bash", "-o", "pipefail", "-c", command], check=False, capture_output=True, text=True, timeout=60
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 | line\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 │ line\n", "")
 
 
 def test_a_stream_that_cannot_be_reconfigured_is_left_alone():
