@@ -60,9 +60,13 @@ class Cgroups:
                     _end(path)
             _end(self._folder)
 
-    def oom_kills(self, name: str, incarnation: int) -> int | None:
-        """Return how often the kernel killed in an actor's own group for want of memory, if it counts there."""
-        return None if self._folder is None else _count(self._path(name, incarnation) / "memory.events")
+    def oom_evidence(self, name: str, incarnation: int) -> str:
+        """Return what an actor's own group says of kills for want of memory; empty if it does not count."""
+        if self._folder is None:
+            return ""
+        path = self._path(name, incarnation) / "memory.events"
+        kills = _count(path)
+        return f"{path} oom_kill {kills}" if kills else ""
 
     def _path(self, name: str, incarnation: int) -> Path:
         assert self._folder is not None  # noqa: S101 - asked by every caller

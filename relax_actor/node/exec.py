@@ -1,7 +1,7 @@
 """An actor in an interpreter of its own, for environments that no zygote fits.
 
-`PYTHON -P -m relax_actor.node.exec FD AGENT_PID PIPE`: the file FD holds, as MessagePack, [configuration, spawn
-record, argument frames...]. The same rules of life and death hold as for an actor that a zygote forked.
+`PYTHON -P -m relax_actor.node.exec FD AGENT_PID PIPE`: the file FD holds, as MessagePack, [configuration,
+spawn record, argument frames...]. The same rules of life and death hold as for an actor that a zygote forked.
 """
 
 import os
@@ -20,7 +20,7 @@ def start(config: NodeConfig, spawn: Spawn, arguments: Frames, *, pipe: int) -> 
     parts = [msgspec.msgpack.encode(config), msgspec.msgpack.encode(spawn), *map(bytes, arguments)]
     letter = os.memfd_create("spawn")  # read when the child is ready to: the agent never waits for it
     try:
-        with open(letter, "wb", closefd=False) as file:
+        with os.fdopen(letter, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode(parts))
         return _start(spawn.python or sys.executable, letter, pipe), ""
     except OSError as error:
@@ -32,7 +32,7 @@ def start(config: NodeConfig, spawn: Spawn, arguments: Frames, *, pipe: int) -> 
 def main(arguments: Sequence[str]) -> None:
     """Read what to be, and be it."""
     letter, agent, pipe = map(int, arguments)
-    with open(letter, "rb") as file:
+    with os.fdopen(letter, "rb") as file:
         file.seek(0)
         config, spawn, *frames = msgspec.msgpack.decode(file.read(), type=list[bytes])
     birth.become(

@@ -29,9 +29,9 @@ def die_with_parent(parent: int) -> None:
 def die_with_pipe(pipe: int) -> None:
     """Have the kernel SIGKILL this process when the last write end of a pipe closes; die now if it has.
 
-    Unlike `die_with_parent` this is bound to processes, not threads: the agent's death kills, whichever thread
-    forked, and no interpreter lock is in the way. A file description remembers one owner only, so each process
-    opens its own.
+    Unlike `die_with_parent` this is bound to processes, not threads: the agent's death kills, whichever
+    thread forked, and no interpreter lock is in the way. A file description remembers one owner only, so
+    each process opens its own.
 
     Args:
         pipe: an inherited read end; it stays open and is not used.
@@ -114,7 +114,7 @@ def children() -> Iterator[tuple[int, bool]]:
 
 
 def ending_of(pid: int) -> str:
-    """Return in words why a process is ending, before it is dead; empty where the kernel does not tell yet."""
+    """Return in words why a process is ending, also before it is dead; empty where it is not."""
     fields = _stat(pid)
     status = int(fields[-1]) if fields is not None else 0
     if status == 0:
@@ -142,7 +142,7 @@ def start_time(pid: int) -> int | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on (the 3rd of proc(5)), or None if there is none."""
+    """Return the fields of /proc/PID/stat from the state on, or None if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,9 +1,9 @@
 """Processes that an actor started and that left its process group: found by its mark, ended with it.
 
-An actor's children inherit its mark in one of two ways: those that were exec'ed carry the environment variable
-`RELAX_ACTOR_MARK`, those that were only forked still map its status page. When the actor is dead the kernel
-gives its orphans to the node agent, a subreaper, so that looking among the agent's own children is enough and
-no pid can be reused in between. Nothing is ever judged by its name or its ancestry.
+An actor's children inherit its mark in one of two ways: those that were exec'ed carry the environment
+variable `RELAX_ACTOR_MARK`, those that were only forked still map its status page. When the actor is dead the
+kernel gives its orphans to the node agent, a subreaper, so that looking among the agent's own children is
+enough and no pid can be reused in between. Nothing is ever judged by its name or its ancestry.
 """
 
 import os

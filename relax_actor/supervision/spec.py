@@ -99,9 +99,9 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     backoff: Backoff | None = None
     """Overrides the supervisor's."""
     python: str = ""
-    """Path of an interpreter that has relax-actor installed, to be started instead of forking from a zygote."""
+    """Path of an interpreter that has relax-actor installed, started for it instead of a fork of a zygote."""
     oom_score_adj: int = 0
-    """How much sooner (up to 1000) or later (down to -1000, root only) the kernel takes it when memory ends."""
+    """How much sooner (to 1000) or later (to -1000, root only) the kernel takes it when memory ends."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
