@@ -33,7 +33,7 @@ def become(config: NodeConfig, spawn: Spawn, arguments: Frames, *, agent: int, p
         cgroup.enter(spawn.cgroup)
         _redirect(spawn.log)
         _set_oom_score(spawn.oom_score_adj)
-        _set_environment(config, spawn)
+        _set_environment(config, spawn, agent)
         code = runtime.main(config, spawn, arguments)
     finally:
         sys.stdout.flush()
@@ -62,6 +62,7 @@ def _set_oom_score(adjustment: int) -> None:
         print(f"oom_score_adj {adjustment} is refused: {error}", file=sys.stderr)  # noqa: T201 - its log
 
 
-def _set_environment(config: NodeConfig, spawn: Spawn) -> None:
+def _set_environment(config: NodeConfig, spawn: Spawn, agent: int) -> None:
     os.environ.update(spawn.env)
+    os.environ[strays.AGENT_VARIABLE] = str(agent)
     os.environ[strays.VARIABLE] = strays.mark_of(config.run_id, spawn.name, spawn.incarnation)

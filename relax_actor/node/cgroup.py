@@ -11,11 +11,12 @@ from pathlib import Path
 _PREFIX = "relax-actor-"
 
 
-def root(run_id: str, mounts: str | None = None, own: str | None = None) -> Path | None:
-    """Return the folder under which this process may make the run's control groups, if it may at all.
+def root(run_id: str, agent: int, mounts: str | None = None, own: str | None = None) -> Path | None:
+    """Return the folder for the control groups of an agent's actors, if this process may make them at all.
 
     Args:
-        run_id: names the folder.
+        run_id: names the folder, with `agent`.
+        agent: pid of the node agent.
         mounts: text of /proc/self/mounts; read by default.
         own: text of /proc/self/cgroup; read by default.
     """
@@ -27,7 +28,7 @@ def root(run_id: str, mounts: str | None = None, own: str | None = None) -> Path
         return None
     folder = Path(where[0] + path[0])
     may = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-    return folder / f"{_PREFIX}{run_id}" if may else None
+    return folder / f"{_PREFIX}{run_id}-{agent}" if may else None
 
 
 class Cgroups:
@@ -53,7 +54,7 @@ class Cgroups:
         return self._folder is None or _end(self._path(name, incarnation))
 
     def close(self) -> None:
-        """Kill and remove what the run has left; what does not go at once stays."""
+        """Kill and remove what is left of them all; what does not go at once stays, empty."""
         if self._folder is not None and self._folder.exists():
             for path in self._folder.iterdir():
                 if path.is_dir():

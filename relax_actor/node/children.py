@@ -66,7 +66,7 @@ class Children:
     ) -> None:
         self._run_id, self._space, self._others, self._say = config.run_id, space, others, say
         self._children: dict[tuple[str, int], _Child] = {}
-        self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id))
+        self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
         self._gate: DeviceGate | None = None
         self._tasks: set[asyncio.Task[None]] = set()

@@ -108,9 +108,14 @@ def exit_of(pid: int) -> tuple[int | None, int | None] | None:
 def children() -> Iterator[tuple[int, bool]]:
     """Yield the pid of each child of this process, own and adopted, and whether it is dead but not reaped."""
     me = str(os.getpid())
-    for entry in os.listdir("/proc"):  # noqa: PTH208 - hundreds of entries, names are enough
-        if entry.isdigit() and (fields := _stat(int(entry))) is not None and fields[1] == me:
-            yield int(entry), fields[0] == "Z"
+    for pid in everybody():
+        if (fields := _stat(pid)) is not None and fields[1] == me:
+            yield pid, fields[0] == "Z"
+
+
+def everybody() -> list[int]:
+    """Return the pids of all processes of this host that can be seen."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are enough
 
 
 def ending_of(pid: int) -> str:

@@ -15,6 +15,8 @@ from pathlib import Path
 from relax_actor.node import process
 
 VARIABLE = "RELAX_ACTOR_MARK"
+AGENT_VARIABLE = "RELAX_ACTOR_AGENT"
+"""Pid of the node agent that started the actor: two agents of a run may share a host."""
 
 
 def mark_of(run_id: str, name: str, incarnation: int) -> str:
@@ -45,6 +47,31 @@ def kill_strays(mark: str, page_name: str, known: Container[int]) -> list[int]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     return found
+
+
+def kill_orphans(run_id: str, agent: int) -> list[int]:
+    """SIGKILL what the actors of a dead agent left behind, whoever has adopted it; return the pids.
+
+    Only processes that were exec'ed can be told, and only one's own user's can be looked at.
+    """
+    run, ours = f"{VARIABLE}={run_id}/".encode(), f"{AGENT_VARIABLE}={agent}".encode()
+    return [pid for pid in process.everybody() if _kill_if(pid, run, ours)]
+
+
+def _kill_if(pid: int, run: bytes, ours: bytes) -> bool:
+    try:
+        pidfd = os.pidfd_open(pid)  # first: what is looked at and what is killed are then the same process
+    except OSError:
+        return False
+    try:
+        marks = _read(pid, "environ").split(b"\0")
+        is_ours = ours in marks and any(mark.startswith(run) for mark in marks)
+        if is_ours:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        return is_ours
+    finally:
+        os.close(pidfd)
 
 
 def _bears(pid: int, mark: str, page_name: str) -> bool:

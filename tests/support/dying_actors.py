@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from relax_actor import Actor, endpoint
 
@@ -89,8 +90,7 @@ class Mortal(Actor):
 
     @endpoint
     def read_file(self, path: str) -> str:
-        with open(path) as file:
-            return file.read()
+        return Path(path).read_text()
 
     @endpoint(timeout_s=600)
     def eat_memory(self) -> None:
