@@ -9,22 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-
-class PageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of one incarnation said; times are CLOCK_MONOTONIC seconds of its host."""
-
-    incarnation: int
-    pid: int = 0
-    state: str = ""
-    tick_s: float = 0.0  # when its I/O thread last looked
-    mailbox_messages: int = 0  # that wait, as of the tick
-    tasks: int = 0  # asynchronous calls in hand, as of the tick
-    calls_begun: int = 0
-    method: str = ""  # the last call to begin, if it is not over
-    call_id: int = 0
-    method_since_s: float = 0.0
-    progress: str = ""  # in the user's own words
-    progress_at_s: float = 0.0
+from relax_actor.actor.page import PageRecord, PageView
+from transport.segment import SegmentError
+from transport.shm import ShmSpace
 
 
 def in_method_s(page: PageRecord) -> float | None:
@@ -34,8 +21,10 @@ def in_method_s(page: PageRecord) -> float | None:
 
 def read_page(run_id: str, root: str, name: str, incarnation: int) -> PageRecord | None:
     """Return what the page of a live incarnation says, or None where there is none."""
-    del run_id, root, name, incarnation
-    return None
+    try:
+        return PageView.read(ShmSpace(run_id, root), name, incarnation)
+    except (SegmentError, OSError):  # an older log, which does not say where the memory is
+        return None
 
 
 def kept_page(file: Path) -> PageRecord | None:

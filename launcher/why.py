@@ -12,9 +12,10 @@ from launcher.columns import aligned, duration
 from launcher.errors import RunFolderError
 from launcher.hints import hint
 from launcher.lives import ALIVE, Life
-from launcher.pages import PageRecord, in_method_s, kept_page, read_page
+from launcher.pages import in_method_s, kept_page, read_page
 from launcher.view import RunView
 from launcher.wording import clean
+from relax_actor.actor.page import PageRecord
 from relax_actor.stacks import is_dump_line
 from relax_actor.supervision.crash import log_tail
 

@@ -136,6 +136,8 @@ class TreeShell:
                 self._spawned(record)
             case wire.Exited():
                 self._exited(record)
+            case wire.Dying():
+                self._dying(record)
             case wire.Hello():
                 self._listeners.add(peer)
                 for up in self._up.values():
@@ -167,6 +169,16 @@ class TreeShell:
         self._broadcast(up)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
 
+    def _dying(self, record: wire.Dying) -> None:
+        """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
+        if (up := self._up.get(record.name)) is not None and up.incarnation == record.incarnation:
+            del self._up[record.name]
+        self._listeners.discard(f"{record.name}#{record.incarnation}".encode())
+        self._courier.peer_dying(record)
+        self._broadcast(record)
+        fields = {"child": record.name, "incarnation": record.incarnation, "reason": record.reason}
+        self._events.emit("child_dying", **fields)
+
     def _exited(self, record: wire.Exited) -> None:
         key = record.name, record.incarnation
         if record.error and key not in self._ready:
@@ -175,6 +187,10 @@ class TreeShell:
         self._gone(*key, self._classify(record))
 
     def _classify(self, record: wire.Exited) -> events.Exit:
+        if record.held:
+            return events.Exit(kind=events.ExitKind.DEVICE_LOST, signal=record.signal, detail=record.held)
+        if record.oom:
+            return events.Exit(kind=events.ExitKind.OOM, signal=record.signal, detail=record.oom)
         told = (record.name, record.incarnation) in self._told_to_stop
         if record.code == 0:
             return events.Exit(kind=events.ExitKind.STOPPED if told else events.ExitKind.NORMAL, code=0)
@@ -252,6 +268,9 @@ class TreeShell:
             log=str(self._log_path(name, incarnation)),
             crash=f"{crash}.txt",
             env=dict(command.spec.env),
+            python=command.spec.python,
+            oom_score_adj=command.spec.oom_score_adj,
+            devices=command.spec.devices,
         )
         self._say_agent(record, codec.pack(command.spec.args))
 

@@ -112,6 +112,7 @@ def test_ps_and_tree_show_every_actor_with_its_process(run):
 
     assert [row["actor"] for row in rows] == ["busy/0", "busy/1", "busy/2", "left", "right"]
     assert all(psutil.Process(row["pid"]).is_running() and row["rss_bytes"] > 0 for row in rows)
+    assert {row["method"] for row in rows if row["actor"] == "busy/2"} == {"spin"}
     assert "├─ busy/1" in run.relax("tree")
     assert json.loads(run.relax("tree", "--json"))["children"][3]["supervisor"] == "pair"
     assert run.relax("top", "-n", "1").count("busy/") == 3
@@ -136,7 +137,9 @@ def test_why_names_the_signal_the_log_and_the_crash_folder(run):
 
     text = run.relax("why", f"busy/1#{incarnation}")
 
-    assert text.startswith(f"busy/1 (incarnation {incarnation}, pid {pid}) died: SIGKILL")
+    assert text.startswith(f"busy/1 (incarnation {incarnation}, pid {pid}) died: SIGKILL, ")
+    assert " s into spin (call " in text.splitlines()[0]
+    assert "\nin     spin, call " in text
     assert str(run.path / "logs" / f"busy-1-{incarnation}.log") in text
     assert "hint: SIGKILL without a traceback is most often host memory" in text
     crash = run.path / "crash" / f"busy-1-{incarnation}"
@@ -163,7 +166,9 @@ def test_everything_works_while_the_head_is_stopped(tmp_path):
         assert "spin_here" in run.relax("stack", "busy/0")
         pid = run.kill("busy/0")
         eventually(lambda: run.why("busy/0")["signal"] == signal.SIGKILL)
-        assert f"busy/0 (incarnation 1, pid {pid}) died: SIGKILL" in run.relax("why", "busy/0")
+        text = run.relax("why", "busy/0")
+        assert text.startswith(f"busy/0 (incarnation 1, pid {pid}) died: SIGKILL; log: ")
+        assert "\nin     spin, call " in text
         assert run.row("busy/0")["state"] == "exited"
         assert "busy/0" in run.relax("tree")
         assert "process_exited" in run.relax("events", "--actor", "busy/0")

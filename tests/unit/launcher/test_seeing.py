@@ -17,11 +17,14 @@ from launcher.columns import duration, size
 from launcher.errors import RunFolderError
 from launcher.eventview import Choice, dead_letters, events
 from launcher.lives import Life
-from launcher.pages import PageRecord, in_method_s, kept_page
+from launcher.pages import in_method_s, kept_page, read_page
 from launcher.processes import catches, look
 from launcher.ps import CpuMeter, ps, rows, tree
 from launcher.runfolder import RunFolder, start_ticks
 from launcher.view import RunView
+from relax_actor.actor import page as status_page
+from relax_actor.actor.page import PageRecord, PageWriter
+from transport.shm import ShmSpace
 
 HERE = os.uname().nodename
 DUMPER = """
@@ -434,6 +437,25 @@ def test_a_kept_page_is_read_or_is_not_there(tmp_path):
     (tmp_path / "x.json").write_text("{")
     assert kept_page(tmp_path / "x.json") is None
     assert in_method_s(PageRecord(incarnation=1)) is None
+
+
+def test_ps_and_why_read_the_status_page_of_an_actor_that_runs(view, happened, alive, tmp_path):
+    happened.events[0]["shm_root"] = str(tmp_path)
+    alive("queue")
+    space = ShmSpace("0011aabb", tmp_path)
+    with status_page.create(space, "queue", 1):
+        page = PageWriter(space, "queue", 1)
+        page.begin("trainer", 1, 812, "put")
+        page.progress("row 3 of 9")
+        page.tick(5, 0)
+
+        row = rows(view())[0]
+
+        assert (row.method, row.mailbox, row.progress) == ("put", 5, "row 3 of 9")
+        assert row.method_s >= 0.0
+        assert "row 3 of 9" in said(ps, view())
+        assert "in     put, call 812, for 0.0" in said(why.why, view(), "queue")
+    assert read_page("", "", "queue", 1) is None
 
 
 def test_sizes_and_times_are_said_as_people_do():
