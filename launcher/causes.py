@@ -85,7 +85,7 @@ def _events_in(lives: Lives, life: Life) -> Iterator[Event]:
         if (
             is_together
             or is_host_lost
-            or (event.get("kind") == "escalated" and event.get("supervisor") in above)
+            or (event.get("kind") == "escalated" and str(event.get("supervisor")) in above)
         ):
             yield event
 

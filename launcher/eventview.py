@@ -115,12 +115,8 @@ def _nothing(view: RunView, choice: Choice) -> tuple[str, str]:
 
 
 def _kinds(view: RunView) -> set[str]:
-    found: set[str] = set()
     with view.folder.events.open("rb") as file:
-        for line in file:
-            if match := _KIND.search(line):
-                found.add(match[1].decode())
-    return found
+        return {match[1].decode() for line in file if (match := _KIND.search(line))}
 
 
 def _clock(event: Event) -> str:

@@ -98,20 +98,22 @@ def _dumped(life: Life, timeout_s: float) -> list[str]:
         signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
     finally:
         os.close(pidfd)
-    deadline = time.monotonic() + timeout_s
-    size, grown_at = before, 0.0
-    while time.monotonic() < deadline:
-        time.sleep(POLL_S)
-        now = log.stat().st_size
-        if now > size:
-            size, grown_at = now, time.monotonic()
-        lines = _new_lines(log, before)
-        if lines and time.monotonic() - grown_at >= SETTLED_S:
-            return lines
-    lines = _new_lines(log, before)
+    lines = _settled_lines(log, before, time.monotonic() + timeout_s)
     if not lines:
         fact = f"`{life}` (pid {life.pid}) did not dump its stacks within {timeout_s:g} s"
         raise RunFolderError(fact, "it is in the kernel and takes no signal (state D), or its log is full")
+    return lines
+
+
+def _settled_lines(log: Path, before: int, deadline: float) -> list[str]:
+    """Return what was dumped after `before` bytes once that has not grown for a while, or by the deadline."""
+    lines: list[str] = []
+    grown_at = time.monotonic()
+    while time.monotonic() < deadline and not (lines and time.monotonic() - grown_at >= SETTLED_S):
+        time.sleep(POLL_S)
+        now = _new_lines(log, before)
+        if len(now) > len(lines):
+            lines, grown_at = now, time.monotonic()
     return lines
 
 

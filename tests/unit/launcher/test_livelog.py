@@ -134,14 +134,15 @@ def test_following_sees_growth_and_new_incarnations_and_merges_them(folder, monk
         """A run that writes while it is followed, and then ends."""
 
         def __init__(self, _folder) -> None:
-            self.is_running = True
+            self.is_running, self.looks = True, 0
 
         def refresh(self) -> None:
             for number in range(2):
                 with folder.log_path(f"rollout/{number}", 1).open("a") as file:
-                    file.write("o\n")
+                    file.write("" if self.looks else "o\n")
             folder.log_path("trainer", 2).write_text("three\n")
-            self.is_running = False
+            self.looks += 1
+            self.is_running = self.looks < 2
 
     monkeypatch.setattr(taglog, "RunView", Running)
 

@@ -151,6 +151,13 @@ def test_an_error_that_names_another_death_leads_to_it(happened):
     assert whos(lives_of(happened), "right") == ["left#1", "right#1"]
 
 
+def test_a_supervisor_that_left_the_tree_explains_nothing(happened):
+    happened.start("left")
+    happened.add("child_restarting", child="extra", incarnation=1, delay_s=0.1, also=["left"])
+    happened.end("left", "stopped", "stopped")
+    assert whos(lives_of(happened), "left") == ["left#1"]
+
+
 def test_what_happened_before_it_lived_is_no_cause(happened):
     happened.start("right")
     happened.end("right", "SIGKILL", "signal", signal=9)

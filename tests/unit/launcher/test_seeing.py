@@ -289,6 +289,11 @@ def test_the_head_line_says_how_a_run_ended(view, happened):
     assert (seen.head_line, seen.is_running) == ("ended with exit code 0: done", False)
 
 
+def test_the_lock_says_whether_a_launch_runs(view, folder):
+    with folder.locked("0011aabb"):
+        assert view().is_running
+
+
 def test_a_missing_event_log_is_an_empty_one(folder):
     assert RunView(folder).lives.names == []
 
