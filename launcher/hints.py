@@ -34,7 +34,7 @@ def hint(life: Life, *, has_traceback: bool) -> str:
         has_traceback: whether the actor wrote why it died.
     """
     if life.killed:
-        return f"its supervisor killed it: {life.killed}"
+        return f"it was killed on purpose: {life.killed}"
     if known := _KINDS.get(life.kind):
         return known
     if life.signal is not None and life.kind != "stopped":

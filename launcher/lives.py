@@ -49,7 +49,7 @@ class Life:
     kind: str = ""  # of its exit, as `relax_actor.supervision.events.ExitKind`
     code: int | None = None
     signal: int | None = None
-    killed: str = ""  # why its supervisor killed it, if that did
+    killed: str = ""  # why it was killed on purpose, if it was
     delay_s: float | None = None  # until its next start, if there is to be one
 
     @property
@@ -163,6 +163,11 @@ class Lives:
 
     def _on_child_killed(self, event: Event) -> None:
         self._life(event).killed = str(event.get("reason", ""))
+
+    def _on_lease_ended(self, _event: Event) -> None:
+        for lives in self.actors.values():
+            if lives[-1].phase in ALIVE:
+                lives[-1].killed = "by its node agent, since the head ended"
 
     def _on_process_exited(self, event: Event) -> None:
         self._end(event)

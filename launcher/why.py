@@ -18,6 +18,7 @@ from launcher.wording import clean
 from relax_actor.actor.page import PageRecord
 from relax_actor.stacks import is_dump_line
 from relax_actor.supervision.crash import log_tail
+from relax_actor.supervision.events import signal_name
 
 SHOWN_LINES = 10
 
@@ -189,7 +190,7 @@ def _told(found: Verdict) -> list[str]:
 
 def _facts(found: Verdict) -> list[str]:
     code = f", exit code {found.code}" if found.code is not None else ""
-    number = f", signal {found.signal}" if found.signal is not None else ""
+    number = f", {signal_name(found.signal)} ({found.signal})" if found.signal is not None else ""
     facts: list[tuple[str, Any]] = [
         ("exit", f"{found.exit or 'unknown'}{code}{number}" if found.lived_s is not None else ""),
         ("lived", duration(found.lived_s) if found.lived_s is not None else ""),

@@ -78,6 +78,7 @@ class Agent:
         else:
             self._say(AgentReady(pid=os.getpid()))
             await self._ended.wait()
+            self._events.emit("lease_ended")  # what still lives is killed for it
         await self._clean_up()
         network.close()
 

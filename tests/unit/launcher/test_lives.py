@@ -180,6 +180,16 @@ def test_a_kill_by_the_supervisor_is_told_with_its_reason(happened):
     assert chain(lives, lives.last("left"))[0].what == "start timeout (not ready after 120 s)"
 
 
+def test_what_the_node_agent_kills_when_its_head_is_gone_is_told_so(happened):
+    happened.start("left", "right")
+    happened.end("right", "SIGKILL", "signal", signal=9)
+    happened.add("lease_ended")
+    happened.add("process_exited", child="left", incarnation=1, code=None, signal=9)
+    lives = lives_of(happened)
+    assert chain(lives, lives.last("left"))[0].what == "SIGKILL (by its node agent, since the head ended)"
+    assert lives.last("right").killed == ""
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
@@ -191,7 +201,7 @@ def test_a_kill_by_the_supervisor_is_told_with_its_reason(happened):
         ({"kind": "oom", "signal": 9}, "memory.txt has the numbers"),
         ({"kind": "error", "code": 3}, "left by itself with exit code 3"),
         ({"kind": "stopped", "signal": 9}, ""),
-        ({"killed": "over its time"}, "its supervisor killed it: over its time"),
+        ({"killed": "over its time"}, "it was killed on purpose: over its time"),
     ],
 )
 def test_a_hint_fits_the_end(facts, words):
