@@ -41,6 +41,7 @@ class _Child(msgspec.Struct, eq=False):
     code: int | None = None
     signal: int | None = None
     oom: str = ""
+    is_in_cgroup: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -154,6 +155,7 @@ class Children:
         child.dead_since_s = time.monotonic()
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
         child.oom = self._oom_evidence(child)
+        child.is_in_cgroup = cgroup.is_in(child.pid, child.spawn.cgroup)
         if child.code != 0:
             self._keep_page(child)
         self._sweep(child)
@@ -184,11 +186,14 @@ class Children:
     def _is_anything_left(self, child: _Child) -> bool:
         process.kill_group(child.pid)  # before the leader is reaped: its group id is still ours
         process.reap_group(child.pid)
+        if not self._cgroups.end(*child.key) or process.kill_group(child.pid):
+            return True
         known = {each.pid for each in self._children.values()} | self._others()
+        if child.is_in_cgroup:  # and so were its strays
+            process.reap_strangers(known)
+            return False
         page_name = self._space.name(*child.key, page.LABEL)
-        strays_left = strays.kill_strays(self._mark(child), page_name, known)
-        group_left = process.kill_group(child.pid)
-        return group_left or bool(strays_left) or not self._cgroups.end(*child.key)
+        return bool(strays.kill_strays(self._mark(child), page_name, known))
 
     async def _release(self, child: _Child, error: str) -> None:
         """Wait until the memory of the dead actor's devices is back."""
