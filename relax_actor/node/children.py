@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from relax_actor.actor import page
-from relax_actor.actor.page import PageState, PageView
+from relax_actor.actor.page import PageState
 from relax_actor.actor.wire import Exited, NodeConfig, Record, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
@@ -34,6 +34,7 @@ class _Child(msgspec.Struct, eq=False):
     spawn: Spawn
     pid: int
     pidfd: int
+    segment: Segment
     watch: DeathWatch
     is_dying: bool = False
     is_killed: bool = False  # by us
@@ -46,6 +47,9 @@ class _Child(msgspec.Struct, eq=False):
     @property
     def key(self) -> tuple[str, int]:
         return self.spawn.name, self.spawn.incarnation
+
+    def page(self) -> page.PageRecord | None:
+        return page.read(bytes(self.segment.buf), lambda: bytes(self.segment.buf))
 
 
 class Children:
@@ -93,7 +97,7 @@ class Children:
         """Watch an actor that was started."""
         key = spawn.name, spawn.incarnation
         watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
-        child = _Child(spawn, pid, os.pidfd_open(pid), watch)
+        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
         self._children[key] = child
         self._loop.add_reader(child.pidfd, self._died, child)
 
@@ -123,7 +127,7 @@ class Children:
 
     def _can_dump(self, child: _Child) -> bool:
         """Whether it has come so far that SIGUSR1 means a dump to it, and not death."""
-        seen = PageView.read(self._space, *child.key)
+        seen = child.page()
         return seen is not None and seen.state != PageState.UNBORN.name
 
     async def _dump_and_kill(self, child: _Child) -> None:
@@ -145,7 +149,7 @@ class Children:
             return
         child.is_dying = True
         reason = process.ending_of(child.pid) or "it is ending"
-        self._say(page.dying(*key, reason, PageView.read(self._space, *key)))
+        self._say(page.dying(*key, reason, child.page()))
 
     def _died(self, child: _Child) -> None:
         self._loop.remove_reader(child.pidfd)
@@ -166,7 +170,7 @@ class Children:
         return self._cgroups.oom_evidence(*child.key) or self._oom.evidence()
 
     def _keep_page(self, child: _Child) -> None:
-        record = PageView.read(self._space, *child.key)
+        record = child.page()
         if record is not None:
             with suppress(OSError):
                 Path(child.spawn.crash).with_suffix(".json").write_bytes(msgspec.json.encode(record))
