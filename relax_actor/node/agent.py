@@ -50,6 +50,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.become_subreaper()
     asyncio.run(Agent(config).serve())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is in order; the interpreter's own clean-up would take tens of milliseconds more
 
 
 class Agent:
@@ -124,7 +127,18 @@ class Agent:
             return exec.start(self._config, spawn, arguments, pipe=self._pipe)
         if spawn.zygote not in self._zygotes:
             return 0, f"there is no zygote {spawn.zygote!r}"
-        return self._zygotes[spawn.zygote].fork(spawn, arguments)
+        pid, error = self._zygotes[spawn.zygote].fork(spawn, arguments)
+        if self._zygotes[spawn.zygote].is_gone:
+            return self._fork_from_a_new_zygote(spawn, arguments)
+        return pid, error
+
+    def _fork_from_a_new_zygote(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
+        """Replace a dead zygote; the agent is busy while it imports, and deaths are told a little later."""
+        self._zygotes[spawn.zygote].close()
+        fresh = _Zygote(self._config, self._config.zygotes[spawn.zygote], self._pipe)
+        self._zygotes[spawn.zygote] = fresh
+        error = fresh.await_ready()
+        return (0, error) if error else fresh.fork(spawn, arguments)
 
     async def _clean_up(self) -> None:
         await self._children.end()
@@ -144,6 +158,7 @@ class _Zygote:
     """The agent's end of one zygote."""
 
     def __init__(self, config: NodeConfig, modules: tuple[str, ...], pipe: int) -> None:
+        self.is_gone = False  # as far as was noticed: it is asked only when something is to be forked
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -191,6 +206,7 @@ class _Zygote:
         try:
             return question()
         except (EOFError, OSError) as error:
+            self.is_gone = True
             code = self._process.poll()
             return f"the zygote ended (exit code {code}): {type(error).__name__}"
 

@@ -8,6 +8,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+VARIABLE = "RELAX_ACTOR_CGROUPS"
+"""`off` in the environment: make none."""
+
 _PREFIX = "relax-actor-"
 
 
@@ -20,6 +23,8 @@ def root(run_id: str, agent: int, mounts: str | None = None, own: str | None = N
         mounts: text of /proc/self/mounts; read by default.
         own: text of /proc/self/cgroup; read by default.
     """
+    if os.environ.get(VARIABLE) == "off":
+        return None
     mounts = Path("/proc/self/mounts").read_text() if mounts is None else mounts
     own = Path("/proc/self/cgroup").read_text() if own is None else own
     where = [fields[1] for line in mounts.splitlines() if (fields := line.split())[2] == "cgroup2"]
@@ -72,6 +77,18 @@ class Cgroups:
     def _path(self, name: str, incarnation: int) -> Path:
         assert self._folder is not None  # noqa: S101 - asked by every caller
         return self._folder / f"{name.replace('/', '~')}.{incarnation}"
+
+
+def is_in(pid: int, folder: str) -> bool:
+    """Whether a process, dead or alive but not reaped, is in a control group; False for no folder."""
+    if not folder:
+        return False
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return False
+    name = f"/{Path(folder).parent.name}/{Path(folder).name}"
+    return any(line.startswith("0::") and line.removesuffix(" (deleted)").endswith(name) for line in lines)
 
 
 def enter(folder: str) -> None:

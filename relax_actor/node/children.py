@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from relax_actor.actor import page
-from relax_actor.actor.page import PageState, PageView
+from relax_actor.actor.page import PageState
 from relax_actor.actor.wire import Exited, NodeConfig, Record, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
@@ -34,6 +34,7 @@ class _Child(msgspec.Struct, eq=False):
     spawn: Spawn
     pid: int
     pidfd: int
+    segment: Segment
     watch: DeathWatch
     is_dying: bool = False
     is_killed: bool = False  # by us
@@ -41,10 +42,14 @@ class _Child(msgspec.Struct, eq=False):
     code: int | None = None
     signal: int | None = None
     oom: str = ""
+    is_in_cgroup: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
         return self.spawn.name, self.spawn.incarnation
+
+    def page(self) -> page.PageRecord | None:
+        return page.read(bytes(self.segment.buf), lambda: bytes(self.segment.buf))
 
 
 class Children:
@@ -92,7 +97,7 @@ class Children:
         """Watch an actor that was started."""
         key = spawn.name, spawn.incarnation
         watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
-        child = _Child(spawn, pid, os.pidfd_open(pid), watch)
+        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
         self._children[key] = child
         self._loop.add_reader(child.pidfd, self._died, child)
 
@@ -122,7 +127,7 @@ class Children:
 
     def _can_dump(self, child: _Child) -> bool:
         """Whether it has come so far that SIGUSR1 means a dump to it, and not death."""
-        seen = PageView.read(self._space, *child.key)
+        seen = child.page()
         return seen is not None and seen.state != PageState.UNBORN.name
 
     async def _dump_and_kill(self, child: _Child) -> None:
@@ -144,7 +149,7 @@ class Children:
             return
         child.is_dying = True
         reason = process.ending_of(child.pid) or "it is ending"
-        self._say(page.dying(*key, reason, PageView.read(self._space, *key)))
+        self._say(page.dying(*key, reason, child.page()))
 
     def _died(self, child: _Child) -> None:
         self._loop.remove_reader(child.pidfd)
@@ -154,6 +159,7 @@ class Children:
         child.dead_since_s = time.monotonic()
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
         child.oom = self._oom_evidence(child)
+        child.is_in_cgroup = cgroup.is_in(child.pid, child.spawn.cgroup)
         if child.code != 0:
             self._keep_page(child)
         self._sweep(child)
@@ -164,7 +170,7 @@ class Children:
         return self._cgroups.oom_evidence(*child.key) or self._oom.evidence()
 
     def _keep_page(self, child: _Child) -> None:
-        record = PageView.read(self._space, *child.key)
+        record = child.page()
         if record is not None:
             with suppress(OSError):
                 Path(child.spawn.crash).with_suffix(".json").write_bytes(msgspec.json.encode(record))
@@ -184,11 +190,14 @@ class Children:
     def _is_anything_left(self, child: _Child) -> bool:
         process.kill_group(child.pid)  # before the leader is reaped: its group id is still ours
         process.reap_group(child.pid)
+        if not self._cgroups.end(*child.key) or process.kill_group(child.pid):
+            return True
         known = {each.pid for each in self._children.values()} | self._others()
+        if child.is_in_cgroup:  # and so were its strays
+            process.reap_strangers(known)
+            return False
         page_name = self._space.name(*child.key, page.LABEL)
-        strays_left = strays.kill_strays(self._mark(child), page_name, known)
-        group_left = process.kill_group(child.pid)
-        return group_left or bool(strays_left) or not self._cgroups.end(*child.key)
+        return bool(strays.kill_strays(self._mark(child), page_name, known))
 
     async def _release(self, child: _Child, error: str) -> None:
         """Wait until the memory of the dead actor's devices is back."""

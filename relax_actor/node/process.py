@@ -5,7 +5,8 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -89,6 +90,16 @@ def reap_group(group: int) -> None:
             pass
     except ChildProcessError:
         return
+
+
+def reap_strangers(known: Container[int]) -> None:
+    """Collect the exit status of adopted children that are dead; what is known is its keeper's to reap."""
+    with suppress(ChildProcessError):
+        while True:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None or dead.si_pid in known:
+                return
+            os.waitpid(dead.si_pid, os.WNOHANG)
 
 
 def exit_of(pid: int) -> tuple[int | None, int | None] | None:

@@ -4,6 +4,8 @@ An actor's children inherit its mark in one of two ways: those that were exec'ed
 variable `RELAX_ACTOR_MARK`, those that were only forked still map its status page. When the actor is dead the
 kernel gives its orphans to the node agent, a subreaper, so that looking among the agent's own children is
 enough and no pid can be reused in between. Nothing is ever judged by its name or its ancestry.
+
+Looking costs a walk through /proc; where the actor was in a control group (see `cgroup`), that does the work.
 """
 
 import os
