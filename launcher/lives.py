@@ -164,10 +164,10 @@ class Lives:
     def _on_child_killed(self, event: Event) -> None:
         self._life(event).killed = str(event.get("reason", ""))
 
-    def _on_lease_ended(self, _event: Event) -> None:
+    def _on_lease_ended(self, event: Event) -> None:
         for lives in self.actors.values():
             if lives[-1].phase in ALIVE:
-                lives[-1].killed = "by its node agent, since the head ended"
+                lives[-1].killed = f"by its node agent: {event.get('reason')}"
 
     def _on_process_exited(self, event: Event) -> None:
         self._end(event)

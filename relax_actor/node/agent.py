@@ -65,13 +65,14 @@ class Agent:
         self._zygotes: dict[str, _Zygote] = {}
         self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
+        self._reason = ""  # why it ends
         self._loop: asyncio.AbstractEventLoop
 
     async def serve(self) -> None:
         """Carry out commands until told to end or until the lease is over."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, self._zygote_pids, self._say)
-        self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_lease()
         network = ZmqNetwork()
         self._head = network.connect(Address.parse(self._config.head), self._heard, identity=IDENTITY)
@@ -81,14 +82,18 @@ class Agent:
         else:
             self._say(AgentReady(pid=os.getpid()))
             await self._ended.wait()
-            self._events.emit("lease_ended")  # what still lives is killed for it
+            self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
         await self._clean_up()
         network.close()
 
+    def _end(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._ended.set()
+
     def _watch_lease(self) -> None:
-        self._loop.add_reader(sys.stdin.fileno(), self._ended.set)
+        self._loop.add_reader(sys.stdin.fileno(), self._end, "its head let it go")
         if os.getppid() == self._config.head_pid:
-            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._ended.set)
+            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._end, "its head is gone")
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
@@ -108,7 +113,7 @@ class Agent:
         elif isinstance(record, Kill):
             self._children.kill(record.name, record.incarnation)
         elif isinstance(record, Shutdown):
-            self._ended.set()
+            self._end("its head told it to")
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         spawn, segment, error = self._children.prepare(spawn)

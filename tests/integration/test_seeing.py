@@ -93,10 +93,11 @@ def started(path):
     try:
         yield run
     finally:
-        family += psutil.Process(run.head.pid).children(recursive=True)
-        run.head.send_signal(signal.SIGCONT)
-        run.head.kill()
-        run.head.communicate()
+        if run.head.poll() is None:
+            family += psutil.Process(run.head.pid).children(recursive=True)
+            run.head.send_signal(signal.SIGCONT)
+            run.head.kill()
+            run.head.communicate()
         eventually(lambda: not any(process.is_running() for process in family))
 
 
@@ -174,6 +175,15 @@ def test_everything_works_while_the_head_is_stopped(tmp_path):
         assert "process_exited" in run.relax("events", "--actor", "busy/0")
         assert run.relax("dead-letters") == "no dead letters\n"
         assert "busy/0#1 │ spinning" in run.relax("logs", "busy/0", "-n", "100")
+
+
+def test_why_says_that_the_end_of_the_head_ended_its_actors(tmp_path):
+    with started(tmp_path / "run") as run:
+        run.head.kill()
+        run.head.communicate()
+        eventually(lambda: run.row("left")["state"] == "exited")
+        assert "head: gone" in run.relax("ps")
+        assert "hint: it was killed on purpose: by its node agent: its head " in run.relax("why", "left")
 
 
 def test_an_actor_that_does_not_exist_is_an_error_with_the_nearest_name(run):

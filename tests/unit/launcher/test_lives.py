@@ -183,10 +183,10 @@ def test_a_kill_by_the_supervisor_is_told_with_its_reason(happened):
 def test_what_the_node_agent_kills_when_its_head_is_gone_is_told_so(happened):
     happened.start("left", "right")
     happened.end("right", "SIGKILL", "signal", signal=9)
-    happened.add("lease_ended")
+    happened.add("lease_ended", reason="its head is gone")
     happened.add("process_exited", child="left", incarnation=1, code=None, signal=9)
     lives = lives_of(happened)
-    assert chain(lives, lives.last("left"))[0].what == "SIGKILL (by its node agent, since the head ended)"
+    assert chain(lives, lives.last("left"))[0].what == "SIGKILL (by its node agent: its head is gone)"
     assert lives.last("right").killed == ""
 
 
