@@ -38,6 +38,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Channel, Frames, Listener
 from transport.errors import ChannelClosed, ChannelFull, CodecError, PeerUnreachable
+from transport.security import CurveKeys
 from transport.zmq_control import ZmqNetwork
 
 RETRY_FULL_S = 0.001
@@ -95,6 +96,8 @@ class Courier:
         on_call: takes a call off the wire; loop thread; False when the mailbox is full.
         on_record: takes any other record; loop thread.
         on_reply: told after a reply ended, so that a waiting `step` can look; loop thread.
+        remote: where to bind for peers on other hosts as well, if there are any.
+        keys: of the run; needed for `tcp://`.
     """
 
     def __init__(
@@ -107,6 +110,8 @@ class Courier:
         on_call: Callable[[Incoming], bool] = lambda _incoming: False,
         on_record: Callable[[bytes, Record, Frames], None] = lambda _peer, _record, _frames: None,
         on_reply: Callable[[], None] = lambda: None,
+        remote: Address | None = None,
+        keys: CurveKeys | None = None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
         self._address, self._head_address = address, head
@@ -118,6 +123,9 @@ class Courier:
         self._outbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._drain_is_due = False
         self._listener: Listener
+        self._remote, self._keys = remote, keys
+        self._remote_listener: Listener | None = None
+        self._routes: dict[bytes, Listener] = {}  # of peers on other hosts
         self._head: Channel | None = None
         self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
@@ -176,13 +184,20 @@ class Courier:
                 network.close()
 
     async def _open(self) -> ZmqNetwork:
-        network = ZmqNetwork()
+        network = ZmqNetwork(keys=self._keys)
         self._network = network
         self._listener = network.listen(self._address, self._heard)
+        if self._remote is not None:
+            self._remote_listener = network.listen(self._remote, self._heard_remote)
         if self._head_address is not None:
             identity = str(self._holder).encode()
             self._head = network.connect(self._head_address, self._heard_head, identity=identity)
         return network
+
+    @property
+    def remote_address(self) -> Address | None:
+        """Where peers on other hosts reach this process, with the port it got."""
+        return self._remote_listener.address if self._remote_listener else None
 
     # -- speaking -------------------------------------------------------------------------------
 
@@ -232,12 +247,23 @@ class Courier:
     def say(self, peer: bytes, record: Record, frames: Frames = (), tries: int = 1000) -> None:
         """Send a record to whoever connected as `peer`; loop thread. A peer that is gone is not told."""
         try:
-            self._listener.send(peer, [codec.encode(record), *frames])
+            self.send(peer, [codec.encode(record), *frames])
         except ChannelFull:
             if tries:
                 self.loop.call_later(RETRY_FULL_S, self.say, peer, record, frames, tries - 1)
         except (PeerUnreachable, ChannelClosed):
+            self._routes.pop(peer, None)
             self._count("peer gone")
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Send frames to whoever connected as `peer`; loop thread.
+
+        Raises:
+            ChannelFull: the peer does not keep up.
+            PeerUnreachable: it is not connected.
+            ChannelClosed: this process is ending.
+        """
+        self._routes.get(peer, self._listener).send(peer, frames)
 
     def _send_head(self, record: Record) -> None:
         if self._head is not None:
@@ -333,6 +359,11 @@ class Courier:
             self._called(Incoming(record, frames[1:], peer, time.monotonic() + record.budget_s))
         elif record is not None:
             self._on_record(peer, record, frames[1:])
+
+    def _heard_remote(self, peer: bytes, frames: Frames) -> None:
+        assert self._remote_listener is not None  # noqa: S101 - it is who hears
+        self._routes[peer] = self._remote_listener
+        self._heard(peer, frames)
 
     def _called(self, incoming: Incoming) -> None:
         call = incoming.call

@@ -33,6 +33,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
+from transport.security import CurveKeys
 
 MAILBOX_MESSAGES = 1024
 MESSAGES_BETWEEN_STEPS = 64
@@ -98,12 +99,14 @@ class _Process:
         self._actor: Actor
         self._courier = Courier(
             self._holder,
-            config.run_id,
+            config.run_mark,
             Address.parse(spawn.address),
             head=Address.parse(config.head),
             on_call=self._take,
             on_record=self._record,
             on_reply=self.wake,
+            remote=Address.tcp(config.listen) if config.listen and config.keys else None,
+            keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
         )
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
@@ -119,13 +122,21 @@ class _Process:
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
             self._actor = self._construct(arguments)
-            self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
+            self._courier.tell_head(self._ready())
             await self._serve()
             self._actor.on_stop(self._stop_reason)
         finally:
             self._courier.stop()
             self._context.events.close()
         return 0
+
+    def _ready(self) -> Ready:
+        remote = self._courier.remote_address
+        return Ready(
+            name=self._holder.name,
+            incarnation=self._holder.incarnation,
+            address=str(remote) if remote else "",
+        )
 
     def _construct(self, arguments: dict[str, Any]) -> Actor:
         cls = load_target(self._spawn.target)

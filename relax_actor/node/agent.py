@@ -1,9 +1,9 @@
 """The node agent: starts actors, watches them by pidfd, kills and reaps whole process groups.
 
-It decides nothing. Its standard input is its lease: the first frame says what the host's processes have in
-common, and end of file (or the head's death, seen by pidfd) makes it kill everything, sweep the run's
-shared memory and leave. Actors are its children (see `zygote`), so that their exit status is its own to read
-and no pid is reused before it has looked.
+It decides nothing. Its standard input ties it to the head: end of file (or the head's death, seen by pidfd,
+or a lease that could not be renewed) makes it kill everything, sweep the run's shared memory and leave. Its
+parent, the keeper, does so in its place where it cannot. Actors are its children (see `zygote`), so that
+their exit status is its own to read and no pid is reused before it has looked.
 """
 
 import asyncio
@@ -20,37 +20,46 @@ from pathlib import Path
 
 import msgspec
 
-from relax_actor.actor import wire
 from relax_actor.actor.wire import (
     AgentReady,
     Exited,
     Kill,
     NodeConfig,
     Record,
+    Renewed,
     Shutdown,
     Spawn,
     Spawned,
 )
 from relax_actor.node import process, zygote
+from relax_actor.node.line import Line
+from relax_actor.node.renewal import LeaseEnd, Renewal
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
-from transport import codec
 from transport.address import Address
 from transport.control import Frames
+from transport.security import CurveKeys
 from transport.shm import ShmSpace
 from transport.zmq_control import ZmqNetwork
 
 POLL_S = 0.002
 GROUP_DEADLINE_S = 30.0
-IDENTITY = b"agent"
 
 
-def main() -> None:
-    """Read the lease's first frame and serve until the lease ends."""
-    length = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=NodeConfig)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def identity(host: str, incarnation: int) -> bytes:
+    """Return by which name an agent is known to the head's network."""
+    return f"agent:{host}#{incarnation}".encode()
+
+
+def main(config: NodeConfig, until: LeaseEnd, head: int) -> int:
+    """Serve until the lease ends; return the exit code.
+
+    Args:
+        config: what the host's processes have in common.
+        until: where the keeper looks for the end of the lease.
+        head: pidfd of the head, or -1 where it is on another host.
+    """
     process.become_subreaper()
-    asyncio.run(Agent(config).serve())
+    return asyncio.run(Agent(config, until, head).serve())
 
 
 class _Child(msgspec.Struct, eq=False):
@@ -67,34 +76,47 @@ class _Child(msgspec.Struct, eq=False):
 class Agent:
     """One host's share of the tree."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self._config = config
+    def __init__(self, config: NodeConfig, until: LeaseEnd, head: int) -> None:
+        self._config, self._until, self._head_pidfd = config, until, head
         self._space = ShmSpace(config.run_id, config.shm_root)
         self._children: dict[tuple[str, int], _Child] = {}
         self._zygotes: dict[str, _Zygote] = {}
         self._ended = asyncio.Event()
+        self._runs_on = True  # whether the head may start another agent here
+        self._line: Line
+        self._renewal: Renewal
         self._loop: asyncio.AbstractEventLoop
 
-    async def serve(self) -> None:
-        """Carry out commands until told to end or until the lease is over."""
+    async def serve(self) -> int:
+        """Carry out commands until told to end or until the lease is over; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
-        self._watch_lease()
-        network = ZmqNetwork()
-        self._head = network.connect(Address.parse(self._config.head), self._heard, identity=IDENTITY)
+        self._watch_head()
+        config = self._config
+        network = ZmqNetwork(keys=CurveKeys.from_bytes(config.keys) if config.keys else None)
+        name = identity(config.host, config.agent_incarnation)
+        channel = network.connect(Address.parse(config.head), self._heard, identity=name)
+        self._line = Line(config.epoch, config.agent_incarnation, channel.send)
+        renewal = Renewal(config, self._until, self._line, self._ended)
+        self._renewal = renewal
         error = self._start_zygotes()
         if error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201 - the agent's log
         else:
-            self._say(AgentReady(pid=os.getpid()))
+            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir))
+            renewal.start(self._loop)
             await self._ended.wait()
         await self._clean_up()
         network.close()
+        return 1 if error else 0
 
-    def _watch_lease(self) -> None:
-        self._loop.add_reader(sys.stdin.fileno(), self._ended.set)
-        if os.getppid() == self._config.head_pid:
-            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._ended.set)
+    def _watch_head(self) -> None:
+        for fd in filter(lambda fd: fd >= 0, (sys.stdin.fileno(), self._head_pidfd)):
+            self._loop.add_reader(fd, self._head_is_gone)
+
+    def _head_is_gone(self) -> None:
+        self._runs_on = False
+        self._ended.set()
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
@@ -105,13 +127,18 @@ class Agent:
     # -- commands -------------------------------------------------------------------------------
 
     def _heard(self, frames: Frames) -> None:
-        record = wire.decode(frames[0])
+        message = self._line.receive(frames)
+        if message is None:
+            return
+        record, arguments = message
         if isinstance(record, Spawn):
-            self._spawn(record, frames[1:])
+            self._spawn(record, arguments)
         elif isinstance(record, Kill):
             self._kill(record)
+        elif isinstance(record, Renewed):
+            self._renewal.granted(record.number)
         elif isinstance(record, Shutdown):
-            self._ended.set()
+            self._head_is_gone()
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         pid, error = self._zygotes[spawn.zygote].fork(spawn, arguments)
@@ -167,10 +194,11 @@ class Agent:
         for each in self._zygotes.values():
             each.close()
         self._space.sweep()
-        shutil.rmtree(self._config.socket_dir, ignore_errors=True)
+        if self._config.is_remote or not self._runs_on:  # else the head's own socket is in it
+            shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
     def _say(self, record: Record) -> None:
-        self._head.send([codec.encode(record)])
+        self._line.say(record)
 
 
 class _Zygote:
@@ -235,7 +263,3 @@ def _crash_text(path: str) -> str:
         return Path(path).read_text(errors="backslashreplace")
     except OSError:
         return ""
-
-
-if __name__ == "__main__":
-    main()

@@ -98,6 +98,10 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which preloaded process forks it."""
     backoff: Backoff | None = None
     """Overrides the supervisor's."""
+    hosts: tuple[str, ...] = ()
+    """Where it may run: replicas take the hosts in turn, and the next one that is there when theirs is lost.
+
+    Empty: on the first host of the tree."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
