@@ -52,7 +52,7 @@ def main() -> None:
     pid = os.fork()
     if pid == 0:
         _be_agent(keeper, config, until, head)
-    code = _keep(pid, until)
+    code = _keep(pid, until, config.lease.renew_s)
     _sweep(config)
     sys.exit(code)
 
@@ -95,7 +95,7 @@ def _be_agent(keeper: int, config: NodeConfig, until: LeaseEnd, head: int) -> No
         os._exit(code)
 
 
-def _keep(pid: int, until: LeaseEnd) -> int:
+def _keep(pid: int, until: LeaseEnd, look_s: float) -> int:
     """Wait for the agent's end, or bring it about; return the exit code for it."""
 
     def forward(number: int, _frame: FrameType | None) -> None:
@@ -103,17 +103,18 @@ def _keep(pid: int, until: LeaseEnd) -> int:
             os.kill(pid, number)
 
     signal.signal(signal.SIGTERM, forward)
-    is_fenced = _wait_or_fence(os.pidfd_open(pid), until)
+    is_fenced = _wait_or_fence(os.pidfd_open(pid), until, look_s)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if is_fenced:
         return EXIT_FENCED
     return status if status >= 0 else EXIT_AGENT_DIED
 
 
-def _wait_or_fence(pidfd: int, until: LeaseEnd) -> bool:
+def _wait_or_fence(pidfd: int, until: LeaseEnd, look_s: float) -> bool:
+    """Whether the agent had to be killed; the end may come nearer, from the patience of a start to a lease."""
     clock, poll = BootClock(), select.poll()
     poll.register(pidfd, select.POLLIN)
-    while not poll.poll(max(0.0, until.at_s - clock.monotonic()) * 1000):
+    while not poll.poll(max(0.0, min(until.at_s - clock.monotonic(), look_s)) * 1000):
         if clock.monotonic() >= until.at_s:
             print("the lease is over: killing the node agent", file=sys.stderr, flush=True)  # noqa: T201
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)

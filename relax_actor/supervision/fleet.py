@@ -69,7 +69,7 @@ class _Agent:
     def __init__(self, process: AgentProcess, line: Line, incarnation: int) -> None:
         self.process, self.line, self.incarnation = process, line, incarnation
         self.joined: wire.AgentReady | None = None
-        self.is_over = False  # its process has ended, which does not prove anything
+        self.is_over = False  # its process has ended, which may not prove anything
 
 
 class _Site:
@@ -156,11 +156,11 @@ class Fleet:
     def say(self, key: Key, record: Record, frames: Frames = ()) -> None:
         """Give an order about an actor to the agent of its host."""
         site = self._site_of(key)
-        if site is None or site.agent is None:
+        if site is None:
             return
         if site.waiting.pop(key, None) is not None:  # nothing of it was started
             self._courier.loop.call_soon(self._never_started, site, key)
-        else:
+        elif site.agent is not None:
             site.agent.line.say(record, frames)
 
     def spawned(self, key: Key, pid: int) -> None:
@@ -270,13 +270,12 @@ class Fleet:
         agent = site.agent
         assert agent is not None  # noqa: S101 - its pidfd is watched for as long as there is one
         self._courier.loop.remove_reader(agent.process.pidfd)
-        how = agent.process.reap()
+        how, agent.is_over = agent.process.reap(), True
         if self._is_barrier_up:
             self._give_up()
         elif agent.process.proves_the_end or agent.joined is None:
             self._lost(site, f"its node agent ended with {how}")
         else:  # the way to it is gone; it runs on until its lease is over
-            agent.is_over = True
             self._events.emit("host_unreachable", host=site.host.name, reason=how)
 
     def _look_later(self) -> None:
