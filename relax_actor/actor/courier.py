@@ -22,8 +22,9 @@ import msgspec
 from relax_actor.actor import failure, wire
 from relax_actor.actor.base import EndpointOptions
 from relax_actor.actor.convert import convert, signature_of
+from relax_actor.actor.lines import HeadLine, Lines
 from relax_actor.actor.ref import Reply
-from relax_actor.actor.wire import AnyRecord, Call, Failed, PeerGone, PeerUp, Record, Result
+from relax_actor.actor.wire import AnyRecord, Call, Carried, Failed, PeerGone, PeerUp, Record, Result
 from relax_actor.errors import (
     ActorDied,
     ActorError,
@@ -98,6 +99,7 @@ class Courier:
         on_reply: told after a reply ended, so that a waiting `step` can look; loop thread.
         remote: where to bind for peers on other hosts as well, if there are any.
         keys: of the run; needed for `tcp://`.
+        head_line: keeps what is said between this process and a head on another host.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class Courier:
         on_reply: Callable[[], None] = lambda: None,
         remote: Address | None = None,
         keys: CurveKeys | None = None,
+        head_line: HeadLine | None = None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
         self._address, self._head_address = address, head
@@ -123,7 +126,8 @@ class Courier:
         self._outbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._drain_is_due = False
         self._listener: Listener
-        self._remote, self._keys = remote, keys
+        self._remote, self._keys, self._head_line = remote, keys, head_line
+        self.lines = Lines(self.send)
         self._remote_listener: Listener | None = None
         self._routes: dict[bytes, Listener] = {}  # of peers on other hosts
         self._head: Channel | None = None
@@ -192,6 +196,8 @@ class Courier:
         if self._head_address is not None:
             identity = str(self._holder).encode()
             self._head = network.connect(self._head_address, self._heard_head, identity=identity)
+            if self._head_line is not None:
+                self._head_line.start(self.loop, self._head.send)
         return network
 
     @property
@@ -246,6 +252,8 @@ class Courier:
 
     def say(self, peer: bytes, record: Record, frames: Frames = (), tries: int = 1000) -> None:
         """Send a record to whoever connected as `peer`; loop thread. A peer that is gone is not told."""
+        if self.lines.say(peer, record, frames):
+            return
         try:
             self.send(peer, [codec.encode(record), *frames])
         except ChannelFull:
@@ -266,7 +274,9 @@ class Courier:
         self._routes.get(peer, self._listener).send(peer, frames)
 
     def _send_head(self, record: Record) -> None:
-        if self._head is not None:
+        if self._head_line is not None:
+            self._head_line.say(record)
+        elif self._head is not None:
             self._head.send([codec.encode(record)])
 
     # -- calls out ------------------------------------------------------------------------------
@@ -357,6 +367,9 @@ class Courier:
         record = self._decode(frames)
         if isinstance(record, Call):
             self._called(Incoming(record, frames[1:], peer, time.monotonic() + record.budget_s))
+        elif isinstance(record, Carried):
+            if (message := self.lines.receive(peer, record, frames[1:])) is not None:
+                self._on_record(peer, *message)
         elif record is not None:
             self._on_record(peer, record, frames[1:])
 
@@ -380,13 +393,15 @@ class Courier:
             self.respond(incoming, Failed(id=call.id, kind="full", message="its mailbox is full"))
 
     def _heard_head(self, frames: Frames) -> None:
-        record = self._decode(frames)
+        record, frames = self._decode(frames), frames[1:]
+        if isinstance(record, Carried) and self._head_line is not None:
+            record, frames = self._head_line.receive(record, frames) or (None, frames)
         if isinstance(record, PeerUp):
             self.peer_up(record)
         elif isinstance(record, PeerGone):
             self.peer_gone(record)
         if record is not None:
-            self._on_record(b"", record, frames[1:])
+            self._on_record(b"", record, frames)
 
     def peer_up(self, up: PeerUp) -> None:
         """Send calls for this actor to this incarnation from now on; loop thread."""

@@ -25,6 +25,7 @@ from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Result, Spawn, Stop
 from relax_actor.ids import Holder
@@ -107,6 +108,9 @@ class _Process:
             on_reply=self.wake,
             remote=Address.tcp(config.listen) if config.listen and config.keys else None,
             keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
+            head_line=HeadLine(config.epoch, spawn.incarnation, config.lease.renew_s)
+            if config.is_remote
+            else None,
         )
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)

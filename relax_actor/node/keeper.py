@@ -111,7 +111,7 @@ def _keep(pid: int, until: LeaseEnd, look_s: float) -> int:
 
 
 def _wait_or_fence(pidfd: int, until: LeaseEnd, look_s: float) -> bool:
-    """Whether the agent had to be killed; the end may come nearer, from the patience of a start to a lease."""
+    """Say whether the agent had to be killed. The end may come nearer: a lease is shorter than a start."""
     clock, poll = BootClock(), select.poll()
     poll.register(pidfd, select.POLLIN)
     while not poll.poll(max(0.0, min(until.at_s - clock.monotonic(), look_s)) * 1000):

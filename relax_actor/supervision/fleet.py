@@ -20,7 +20,6 @@ from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import AnyRecord, NodeConfig, Record
 from relax_actor.node.agent import identity
 from relax_actor.node.lease import Grants
-from relax_actor.node.line import Line
 from relax_actor.supervision.host import AgentProcess
 from relax_actor.supervision.hosts import Host, choose
 from relax_actor.telemetry import EventLog
@@ -66,8 +65,8 @@ class Tree(Protocol):
 class _Agent:
     """One incarnation of a host's node agent."""
 
-    def __init__(self, process: AgentProcess, line: Line, incarnation: int) -> None:
-        self.process, self.line, self.incarnation = process, line, incarnation
+    def __init__(self, process: AgentProcess, identity: bytes, incarnation: int) -> None:
+        self.process, self.identity, self.incarnation = process, identity, incarnation
         self.joined: wire.AgentReady | None = None
         self.is_over = False  # its process has ended, which may not prove anything
 
@@ -143,6 +142,8 @@ class Fleet:
         joined = {name for name, site in self._sites.items() if site.joined}
         chosen = choose(hosts or (next(iter(self._sites)),), replica, joined)
         self._sites[chosen].actors[key] = 0
+        if self._sites[chosen].host.prefix:
+            self._courier.lines.open(_peer(key), self._config.epoch, key[1])
         return chosen
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
@@ -161,7 +162,7 @@ class Fleet:
         if site.waiting.pop(key, None) is not None:  # nothing of it was started
             self._courier.loop.call_soon(self._never_started, site, key)
         elif site.agent is not None:
-            site.agent.line.say(record, frames)
+            self._courier.say(site.agent.identity, record, frames)
 
     def spawned(self, key: Key, pid: int) -> None:
         """Note the process of an actor."""
@@ -174,6 +175,7 @@ class Fleet:
         """Forget an actor that is over."""
         site = self._site_of(key)
         if site is not None:
+            self._courier.lines.close(_peer(key))
             pid = site.actors.pop(key)
             site.waiting.pop(key, None)
             if site.agent is not None:
@@ -198,32 +200,26 @@ class Fleet:
 
     # -- what agents say ------------------------------------------------------------------------
 
-    def heard(self, peer: bytes, envelope: wire.Carried, frames: Frames) -> None:
-        """Take a message of an agent; one of an agent that was given up is refused and counted."""
+    def heard(self, peer: bytes, record: Record) -> bool:
+        """Take a record of an agent; False if it is not one's that is believed in."""
         site = self._by_identity.get(peer)
         if site is None or site.agent is None:
-            self._refuse(peer)
-            return
-        message = site.agent.line.open(envelope, frames)
-        if message is not None:
-            self._take(site, site.agent, message[0])
-
-    def _refuse(self, peer: bytes) -> None:
-        name = peer.decode(errors="replace")
-        if name not in self.refused:
-            self._events.emit("agent_refused", agent=name)
-        self.refused[name] = self.refused.get(name, 0) + 1
-
-    def _take(self, site: _Site, agent: _Agent, record: AnyRecord) -> None:
+            return False
         match record:
             case wire.Renew():
                 self._grants.grant(site.host.name, time.monotonic())
-                agent.line.beat(wire.Renewed(number=record.number))
-                agent.line.recover()
             case wire.AgentReady():
-                self._joined(site, agent, record)
+                self._joined(site, site.agent, record)
             case _:
                 self._tree.agent_said(record)
+        return True
+
+    def refuse(self, peer: bytes) -> None:
+        """Count a message of an agent or an actor that was given up; the first is logged."""
+        name = peer.decode(errors="replace")
+        if name not in self.refused:
+            self._events.emit("peer_refused", peer=name)
+        self.refused[name] = self.refused.get(name, 0) + 1
 
     def _joined(self, site: _Site, agent: _Agent, record: wire.AgentReady) -> None:
         agent.joined = record
@@ -245,8 +241,8 @@ class Fleet:
         suffix = f"-{site.host.name}" if site.host.prefix else ""
         log = Path(self._config.run_dir) / "logs" / f"agent{suffix}.log"
         process = AgentProcess(self._config_of(site), site.host.prefix, site.host.interpreter, log)
-        line = Line(self._config.epoch, site.incarnation, lambda frames: self._courier.send(name, frames))
-        site.agent = _Agent(process, line, site.incarnation)
+        self._courier.lines.open(name, self._config.epoch, site.incarnation)
+        site.agent = _Agent(process, name, site.incarnation)
         self._by_identity[name] = site
         self._courier.loop.add_reader(process.pidfd, self._process_ended, site)
         self._later(self._config.join_timeout_s, self._is_late, site, site.agent)
@@ -302,6 +298,7 @@ class Fleet:
         """Forget the agent and its actors, which are gone by now, and try to start another."""
         name = site.host.name
         self._grants.withdraw(name)
+        self._courier.lines.close(identity(name, site.incarnation))
         self._by_identity.pop(identity(name, site.incarnation), None)
         joined, site.agent = site.joined, None
         lost = [key for key in site.actors if key not in site.waiting]
@@ -345,6 +342,10 @@ class Fleet:
 
         timer = self._courier.loop.call_later(delay_s, run)
         self._timers.add(timer)
+
+
+def _peer(key: Key) -> bytes:
+    return f"{key[0]}#{key[1]}".encode()
 
 
 def _describe(site: _Site) -> str:

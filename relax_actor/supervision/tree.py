@@ -108,13 +108,17 @@ class TreeShell:
 
     # -- records heard --------------------------------------------------------------------------
 
-    def heard(self, peer: bytes, record: Record, frames: Frames) -> None:
+    def heard(self, peer: bytes, record: Record, _frames: Frames) -> None:
         """Take a record of a node agent or of an actor."""
         match record:
+            case _ if self._fleet.heard(peer, record):
+                return
             case wire.Carried():
-                self._fleet.heard(peer, record, frames)
+                self._fleet.refuse(peer)
             case wire.Hello() | wire.Ready() if not self._fleet.host_of((record.name, record.incarnation)):
-                self._events.emit("actor_refused", child=record.name, incarnation=record.incarnation)
+                self._fleet.refuse(peer)
+            case wire.Renew():
+                return
             case wire.Hello():
                 self._listeners.add(peer)
                 for name in self._up:

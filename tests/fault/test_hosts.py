@@ -340,7 +340,13 @@ def test_a_killed_head_leaves_nothing_on_any_host(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     support = Path(__file__).parents[1] / "support"
     path = os.pathsep.join(filter(None, (str(support), os.environ.get("PYTHONPATH"))))
-    argv = [sys.executable, str(script), msgspec.json.encode(hosts).decode(), str(tmp_path / "run"), network.head]
+    argv = [
+        sys.executable,
+        str(script),
+        msgspec.json.encode(hosts).decode(),
+        str(tmp_path / "run"),
+        network.head,
+    ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as head:
         actors = [psutil.Process(int(pid)) for pid in head.stdout.readline().split()]
         agents = [actor.parent() for actor in actors]
