@@ -17,7 +17,7 @@ import msgspec
 
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
-from relax_actor.actor.wire import AnyRecord, NodeConfig, Record
+from relax_actor.actor.wire import NodeConfig, Record
 from relax_actor.node.agent import identity
 from relax_actor.node.lease import Grants
 from relax_actor.supervision.host import AgentProcess
@@ -53,7 +53,7 @@ class Tree(Protocol):
         """Hear that the barrier fell: who is missing, and what is known of them; once."""
         ...
 
-    def agent_said(self, record: AnyRecord) -> None:
+    def agent_said(self, record: Record) -> None:
         """Hear what an agent has to say of its actors."""
         ...
 

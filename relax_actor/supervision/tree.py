@@ -14,7 +14,7 @@ from typing import Any
 
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
-from relax_actor.actor.wire import AnyRecord, NodeConfig, PeerGone, PeerUp, Record
+from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
 from relax_actor.supervision import commands, events
 from relax_actor.supervision.fleet import Fleet, Key, Place
 from relax_actor.supervision.host import actor_address
@@ -93,7 +93,7 @@ class TreeShell:
         for name, incarnation in actors:
             self._gone(name, incarnation, events.Exit(kind=events.ExitKind.LEASE, detail=reason))
 
-    def agent_said(self, record: AnyRecord) -> None:
+    def agent_said(self, record: Record) -> None:
         """Take what a node agent says of an actor."""
         match record:
             case wire.Spawned():

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import zmq
@@ -144,7 +146,7 @@ def events_of(tree, kind):
 
 
 def net_of(pid):
-    return os.readlink(f"/proc/{pid}/ns/net")
+    return Path(f"/proc/{pid}/ns/net").readlink()
 
 
 def agent_of(tree, name):
@@ -226,6 +228,30 @@ def test_a_link_that_heals_in_time_costs_nobody_anything(network, tmp_path):
         assert relay.within(20).ask(Relay.add_via, "counter", 1).result() == 1
         time.sleep(TERMS.patience_s)  # a lease that was lost would be noticed by then
         assert tree.ref("counter", Counter).ask(Counter.where).result()[1] == 1
+    assert not events_of(tree, "host_lost")
+
+
+def test_what_was_said_while_a_connection_broke_arrives_all_the_same(network, tmp_path):
+    """Orders to the agent, news to an actor: both were on a connection that is gone."""
+    hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
+    relay = ChildSpec(id="relay", actor=Relay, hosts=("a",))
+    with tree_on(network, tmp_path, hosts, counter_on("a"), relay) as tree:
+        network.cut("a")
+        tree.add_child("root", ChildSpec(id="late", actor=Counter, hosts=("a",)))
+        tree.add_child("root", ChildSpec(id="far", actor=Counter, hosts=("b",)))
+        assert tree.ref("far", Counter).ask(Counter.add, 1).result() == 1
+        destroyed = subprocess.run(
+            ["ip", "netns", "exec", network.namespace("a"), "ss", "-HK", "dst", network.head],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if not destroyed.stdout:
+            pytest.skip(f"connections cannot be destroyed here: {destroyed.stderr.strip()}")
+        network.heal("a")
+        assert tree.ref("late", Counter).within(20).ask(Counter.add, 1).result() == 1
+        via = tree.ref("relay", Relay).within(20)
+        assert via.ask(Relay.add_via, "far", 1).result() == 2
     assert not events_of(tree, "host_lost")
 
 
@@ -331,22 +357,13 @@ HEAD = """
 
 
 def test_a_killed_head_leaves_nothing_on_any_host(network, tmp_path):
-    import textwrap
-
-    import msgspec
-
     script = tmp_path / "head.py"
     script.write_text(textwrap.dedent(HEAD))
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     support = Path(__file__).parents[1] / "support"
     path = os.pathsep.join(filter(None, (str(support), os.environ.get("PYTHONPATH"))))
-    argv = [
-        sys.executable,
-        str(script),
-        msgspec.json.encode(hosts).decode(),
-        str(tmp_path / "run"),
-        network.head,
-    ]
+    arguments = [msgspec.json.encode(hosts).decode(), str(tmp_path / "run"), network.head]
+    argv = [sys.executable, str(script), *arguments]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as head:
         actors = [psutil.Process(int(pid)) for pid in head.stdout.readline().split()]
         agents = [actor.parent() for actor in actors]
