@@ -1,6 +1,5 @@
 """What can go wrong in actors and in the loop. Facts are attributes; the text is built from them."""
 
-
 from enum import StrEnum
 
 

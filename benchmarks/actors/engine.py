@@ -20,6 +20,9 @@ MODULES = {
 
 REVIVAL_DEADLINE_S = 60.0
 
+Facts = dict[str, Any]
+"""What a test found, by metric: a number, a list of samples, or a text."""
+
 
 class Engine(abc.ABC):
     """One engine, driven as its users drive it. Actors and pending calls are whatever it makes of them."""
@@ -63,6 +66,16 @@ class Engine(abc.ABC):
     async def call_within(self, timeout_s: float, actor: Any, method: str) -> Any:
         """Call with the engine's own deadline."""
         return await self.wait(self.submit(actor, method), timeout_s)
+
+    async def call_each(self, actors: list[Any], method: str) -> list[Any]:
+        """Call all actors at once; return their results in order."""
+        pending = [self.submit(actor, method) for actor in actors]
+        return [await self.wait(each) for each in pending]
+
+    async def dismiss(self, actors: list[Any]) -> None:
+        """Drop actors and let the engine settle."""
+        await self.drop(actors)
+        await asyncio.sleep(self.settle_s)
 
     async def broadcast(self, actors: list[Any], array: Any) -> list[int]:
         """Have each actor `consume` the same array, in the engine's best way."""

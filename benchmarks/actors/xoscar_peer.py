@@ -6,8 +6,8 @@ import importlib.metadata
 import itertools
 from typing import Any
 
-import uvloop
-import xoscar
+import uvloop  # type: ignore[import-not-found] # in its own environment
+import xoscar  # type: ignore[import-not-found] # the same
 
 from actors.engine import Engine
 from actors.work import Work
@@ -69,7 +69,8 @@ class Xoscar(Engine):
         await self._pool.stop()
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        return uvloop.new_event_loop()
+        loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+        return loop
 
 
 def engine(_name: str) -> Engine:

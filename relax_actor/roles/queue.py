@@ -6,6 +6,7 @@ its producer does not take it away, and the ledger says when nobody needs it any
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -32,7 +33,15 @@ from relax_actor.protocol import (
 from relax_actor.roles.evals import EvalRounds
 from relax_actor.transfer_queue.journal import Journal, read
 from relax_actor.transfer_queue.ledger import Ledger
-from relax_actor.transfer_queue.records import DroppedGroup, LedgerConfig, Put, TrainedSet
+from relax_actor.transfer_queue.records import (
+    BatchLeased,
+    DroppedGroup,
+    LedgerConfig,
+    PromptLeased,
+    Put,
+    RewardLeased,
+    TrainedSet,
+)
 from relax_actor.transfer_queue.storage import renamed
 from transport.shm import SegmentMissingError, ShmSpace
 
@@ -231,8 +240,7 @@ class TransferQueue(Actor):
     def step(self) -> float | None:
         """Take back what is overdue, free what nobody needs, say what happened."""
         now = self._now()
-        expired = self._ledger.expire(now)
-        for each in expired:
+        for each in self._ledger.expire(now):
             self.ctx.events.emit(
                 "lease_expired",
                 lease_kind=each.kind,  # an event has a kind of its own
@@ -240,9 +248,8 @@ class TransferQueue(Actor):
                 holder=each.holder,
                 group_ids=each.group_ids,
             )
-        if expired:
+        if self._commit():
             self._notify()
-        self._commit()
         if self._is_told:
             self._is_told = False
             point("queue_answered")
@@ -264,11 +271,11 @@ class TransferQueue(Actor):
     async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
         deadline = self._now() + wait_s
         while (found := look()) is None and (left := deadline - self._now()) > 0:
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                break
-        self._commit()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):  # unlike wait_for, never swallows a cancellation
+                    await self._changed.wait()
+        if self._commit():
+            self._notify()
         self.ctx.wake()
         return found
 
@@ -279,7 +286,8 @@ class TransferQueue(Actor):
         self._changed = asyncio.Event()
         self.ctx.wake()
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
+        """Write down what was decided; return whether others may find more than before because of it."""
         events = self._ledger.take_events()
         if events:
             point("queue_decided")
@@ -288,6 +296,7 @@ class TransferQueue(Actor):
         if events:
             self._is_told = True
             point("queue_committed")
+        return any(not isinstance(event, PromptLeased | RewardLeased | BatchLeased) for event in events)
 
     def _wanted(self) -> Wanted | None:
         if not self._opened:

@@ -21,6 +21,11 @@ class Reporter(Decider):
         return len(self._state.groups) - self._state.train_groups
 
     @property
+    def finished_evals(self) -> frozenset[GroupId]:
+        """Evaluation prompts that are settled and whose result was not handed out yet."""
+        return frozenset(self._state.finished_evals)
+
+    @property
     def regenerated(self) -> int:
         """Train samples that rewinds threw away."""
         return self._state.totals.regenerated
