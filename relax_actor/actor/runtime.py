@@ -26,6 +26,7 @@ from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier, Incoming
 from relax_actor.actor.lines import HeadLine
+from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Result, Spawn, Stop
 from relax_actor.ids import Holder
@@ -35,10 +36,14 @@ from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
 from transport.security import CurveKeys
+from transport.shm import ShmSpace
 
 MAILBOX_MESSAGES = 1024
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
+
+TICK_S = 0.25
+"""How often the I/O thread says on the status page that it runs."""
 
 
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
@@ -98,6 +103,8 @@ class _Process:
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_due = False
         self._actor: Actor
+        space = ShmSpace(config.run_id, config.shm_root)
+        self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
             self._holder,
             config.run_mark,
@@ -106,6 +113,7 @@ class _Process:
             on_call=self._take,
             on_record=self._record,
             on_reply=self.wake,
+            on_start=self._hold_page,
             remote=Address.tcp(config.listen) if config.listen and config.keys else None,
             keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
             head_line=HeadLine(config.epoch, spawn.incarnation, config.lease.renew_s)
@@ -126,6 +134,7 @@ class _Process:
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
             self._actor = self._construct(arguments)
+            self._page.set_state(PageState.READY)
             self._courier.tell_head(self._ready())
             await self._serve()
             self._actor.on_stop(self._stop_reason)
@@ -214,15 +223,19 @@ class _Process:
         try:
             arguments, keywords = codec.unpack(incoming.frames)
             args, kwargs = signature_of(method).bind(arguments, keywords)
+            call = incoming.call
+            self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
             result = method(self._actor, *args, **kwargs)
         except (CodecError, msgspec.ValidationError) as error:
             self._refuse(incoming, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
+            self._over(incoming)
             self._fail(incoming, error)
         else:
             if isinstance(result, Awaitable):
                 self._await(incoming, result, options)
             else:
+                self._over(incoming)
                 self._answer(incoming, result)
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
@@ -238,9 +251,15 @@ class _Process:
             try:
                 value = await result
             except Exception as error:  # noqa: BLE001 - as above
+                self._over(incoming)
                 self._fail(incoming, error)
             else:
+                self._over(incoming)
                 self._answer(incoming, value)
+
+    def _over(self, incoming: Incoming) -> None:
+        call = incoming.call
+        self._page.end(call.sender, call.sender_incarnation, call.id)
 
     def _answer(self, incoming: Incoming, value: Any) -> None:
         try:
@@ -269,6 +288,14 @@ class _Process:
 
     # -- from the courier's thread --------------------------------------------------------------
 
+    def _hold_page(self) -> None:
+        self._page.hold()
+        self._tick()
+
+    def _tick(self) -> None:
+        self._page.tick(len(self._mailbox), len(self._tasks))
+        self._courier.loop.call_later(TICK_S, self._tick)
+
     def _take(self, incoming: Incoming) -> bool:
         if len(self._mailbox) >= MAILBOX_MESSAGES:
             return False
@@ -293,6 +320,9 @@ class _Process:
     def finish(self) -> None:
         self._stop("finished")
 
+    def progress(self, text: str) -> None:
+        self._page.progress(text)
+
     def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
         del actor  # only tells the type checker whose endpoints these are
         return Ref(name, self._courier)
@@ -300,4 +330,5 @@ class _Process:
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping = True
+        self._page.set_state(PageState.STOPPING)
         self._end()

@@ -25,7 +25,7 @@ from types import FrameType
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.node import agent, process
+from relax_actor.node import agent, cgroup, process
 from relax_actor.node.renewal import LeaseEnd
 from transport.clock import BootClock
 from transport.shm import ShmSpace
@@ -54,7 +54,9 @@ def main() -> None:
         _be_agent(keeper, config, until, head)
     code = _keep(pid, until, config.lease.renew_s)
     _sweep(config)
-    sys.exit(code)
+    cgroup.Cgroups(cgroup.root(config.run_id, pid)).close()
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's own clean-up would take tens of milliseconds more
 
 
 def make_socket_dir(name: str) -> Path:
@@ -125,7 +127,7 @@ def _wait_or_fence(pidfd: int, until: LeaseEnd, look_s: float) -> bool:
 def _sweep(config: NodeConfig) -> None:
     deadline = time.monotonic() + SWEEP_DEADLINE_S
     while _has_children() and time.monotonic() < deadline:
-        for child in process.children_of(os.getpid()):
+        for child, _ in process.children():
             with suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         time.sleep(_POLL_S)

@@ -223,6 +223,7 @@ class Fleet:
 
     def _joined(self, site: _Site, agent: _Agent, record: wire.AgentReady) -> None:
         agent.joined = record
+        agent.process.agent_pid = record.pid
         site.rejoins = 0
         self._grants.grant(site.host.name, time.monotonic())
         self._events.emit("host_joined", host=site.host.name, agent=agent.incarnation, agent_pid=record.pid)

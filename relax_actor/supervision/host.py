@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.node import process
+from relax_actor.node import cgroup, process, strays
 from relax_actor.node.keeper import make_socket_dir
 from transport.address import Address
 from transport.shm import ShmSpace
@@ -50,6 +50,7 @@ class AgentProcess:
                 start_new_session=True,  # Ctrl-C in the terminal is for the head alone
             )
         self.pid = self._process.pid
+        self.agent_pid = 0  # of the agent itself, once it has joined
         self.pidfd = os.pidfd_open(self.pid)
         self._write(len(frame).to_bytes(4, "little") + frame)
 
@@ -74,6 +75,9 @@ class AgentProcess:
                 process.kill_group(pid)
         self._sweep_after.clear()
         self._process.wait()
+        if self._is_local and self._process.returncode < 0:  # a keeper that was killed has swept nothing
+            strays.kill_orphans(self._config.run_id, self.agent_pid)
+            cgroup.Cgroups(cgroup.root(self._config.run_id, self.agent_pid)).close()
         os.close(self.pidfd)
         self._end_input()
         return _ending(self._process.returncode)

@@ -100,6 +100,8 @@ class TreeShell:
                 self._spawned(record)
             case wire.Exited():
                 self._exited(record)
+            case wire.Dying():
+                self._dying(record)
             case _:
                 log.warning("unexpected %s from a node agent", type(record).__name__)
 
@@ -157,6 +159,16 @@ class TreeShell:
             name=name, incarnation=up.incarnation, address=self._near[key] if is_near else up.address
         )
 
+    def _dying(self, record: wire.Dying) -> None:
+        """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
+        if (up := self._up.get(record.name)) is not None and up.incarnation == record.incarnation:
+            del self._up[record.name]
+        self._listeners.discard(f"{record.name}#{record.incarnation}".encode())
+        self._courier.peer_dying(record)
+        self._broadcast(record)
+        fields = {"child": record.name, "incarnation": record.incarnation, "reason": record.reason}
+        self._events.emit("child_dying", **fields)
+
     def _exited(self, record: wire.Exited) -> None:
         key = record.name, record.incarnation
         if record.error and key not in self._ready:
@@ -165,6 +177,10 @@ class TreeShell:
         self._gone(*key, self._classify(record))
 
     def _classify(self, record: wire.Exited) -> events.Exit:
+        if record.held:
+            return events.Exit(kind=events.ExitKind.DEVICE_LOST, signal=record.signal, detail=record.held)
+        if record.oom:
+            return events.Exit(kind=events.ExitKind.OOM, signal=record.signal, detail=record.oom)
         told = (record.name, record.incarnation) in self._told_to_stop
         if record.code == 0:
             return events.Exit(kind=events.ExitKind.STOPPED if told else events.ExitKind.NORMAL, code=0)
@@ -246,6 +262,9 @@ class TreeShell:
             log=f"{site.run_dir}/logs/{file}.log",
             crash=f"{site.run_dir}/crash/{file}.txt",
             env=dict(command.spec.env),
+            python=command.spec.python,
+            oom_score_adj=command.spec.oom_score_adj,
+            devices=command.spec.devices,
         )
 
     def _stop(self, command: commands.Stop) -> None:
