@@ -15,11 +15,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 
 from relax_actor.actor.wire import (
     AgentReady,
+    Exited,
     Kill,
     NodeConfig,
     Record,
@@ -33,6 +35,7 @@ from relax_actor.node.children import Children
 from relax_actor.node.line import Line
 from relax_actor.node.renewal import LeaseEnd, Renewal
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
+from relax_actor.telemetry import EventLog
 from transport.address import Address
 from transport.control import Frames
 from transport.security import CurveKeys
@@ -63,26 +66,28 @@ class Agent:
     def __init__(self, config: NodeConfig, until: LeaseEnd, head: int) -> None:
         self._config, self._until, self._head_pidfd = config, until, head
         self._space = ShmSpace(config.run_id, config.shm_root)
+        self._events = EventLog(Path(config.run_dir) / "events.jsonl", "agent", 1)
         self._zygotes: dict[str, _Zygote] = {}
         self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
         self._runs_on = True  # whether the head may start another agent here
         self._line: Line
         self._renewal: Renewal
+        self._reason = ""  # why it ends
         self._loop: asyncio.AbstractEventLoop
 
     async def serve(self) -> int:
         """Carry out commands until told to end or until the lease is over; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, self._zygote_pids, self._say)
-        self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_head()
         config = self._config
         network = ZmqNetwork(keys=CurveKeys.from_bytes(config.keys) if config.keys else None)
         name = identity(config.host, config.agent_incarnation)
         channel = network.connect(Address.parse(config.head), self._heard, identity=name)
         self._line = Line(config.epoch, config.agent_incarnation, channel.send)
-        renewal = Renewal(config, self._until, self._line, self._ended)
+        renewal = Renewal(config, self._until, self._line, self._end)
         self._renewal = renewal
         error = self._start_zygotes()
         if error:
@@ -91,17 +96,23 @@ class Agent:
             self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir))
             renewal.start(self._loop)
             await self._ended.wait()
+            self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
         await self._clean_up()
         network.close()
         return 1 if error else 0
 
-    def _watch_head(self) -> None:
-        for fd in filter(lambda fd: fd >= 0, (sys.stdin.fileno(), self._head_pidfd)):
-            self._loop.add_reader(fd, self._head_is_gone)
-
-    def _head_is_gone(self) -> None:
-        self._runs_on = False
+    def _end(self, reason: str) -> None:
+        self._reason = self._reason or reason
         self._ended.set()
+
+    def _watch_head(self) -> None:
+        self._loop.add_reader(sys.stdin.fileno(), self._end_with_head, "its head let it go")
+        if self._head_pidfd >= 0:
+            self._loop.add_reader(self._head_pidfd, self._end_with_head, "its head is gone")
+
+    def _end_with_head(self, reason: str) -> None:
+        self._runs_on = False
+        self._end(reason)
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
@@ -126,7 +137,7 @@ class Agent:
         elif isinstance(record, Renewed):
             self._renewal.granted(record.number)
         elif isinstance(record, Shutdown):
-            self._head_is_gone()
+            self._end_with_head("its head told it to")
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         spawn, segment, error = self._children.prepare(spawn)
@@ -167,6 +178,9 @@ class Agent:
             shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
     def _say(self, record: Record) -> None:
+        if isinstance(record, Exited):  # the head says more, unless it is hung
+            facts = {"code": record.code, "signal": record.signal, "oom": record.oom}
+            self._events.emit("process_exited", child=record.name, incarnation=record.incarnation, **facts)
         self._line.say(record)
 
 

@@ -6,7 +6,7 @@ Times are CLOCK_BOOTTIME of this host, so that a machine that was suspended find
 import asyncio
 import mmap
 import struct
-import sys
+from collections.abc import Callable
 
 from relax_actor.actor.wire import NodeConfig, Renew
 from relax_actor.node.lease import HeldLease
@@ -44,7 +44,7 @@ class Renewal:
         config: names the terms.
         until: where the keeper looks.
         line: to the head.
-        ended: set when the lease is over.
+        end: called when the lease is over.
         clock: of this host.
     """
 
@@ -53,10 +53,10 @@ class Renewal:
         config: NodeConfig,
         until: LeaseEnd,
         line: Line,
-        ended: asyncio.Event,
+        end: Callable[[str], None],
         clock: Clock = BOOT_CLOCK,
     ) -> None:
-        self._config, self._until, self._line, self._ended = config, until, line, ended
+        self._config, self._until, self._line, self._end = config, until, line, end
         self._clock = clock
         self._lease = HeldLease(config.lease, until.at_s)
         self._loop: asyncio.AbstractEventLoop
@@ -75,11 +75,7 @@ class Renewal:
     def _ask(self) -> None:
         now_s = self._clock.monotonic()
         if self._lease.is_over(now_s):
-            ttl_s = self._config.lease.ttl_s
-            print(  # noqa: T201 - the agent's log
-                f"the head granted no lease for {ttl_s:g} s: ending", file=sys.stderr, flush=True
-            )
-            self._ended.set()
+            self._end(f"its head granted no lease for {self._config.lease.ttl_s:g} s")
             return
         number = self._lease.ask(now_s)
         self._line.beat(Renew(number=number))

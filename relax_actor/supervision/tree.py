@@ -6,6 +6,7 @@ What the shell adds is telling every actor who is up and who is gone, and writin
 
 import inspect
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +16,12 @@ from typing import Any
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
+from relax_actor.node import process
 from relax_actor.supervision import commands, events
+from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.fleet import Fleet, Key, Place
 from relax_actor.supervision.host import actor_address
-from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.control import Frames
@@ -55,18 +58,22 @@ class TreeShell:
         self._pids: dict[tuple[str, int], int] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
+        self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
         self.is_ready = False
 
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
+        self._tell_tree("tree_started")
         self._fleet.start(self, courier)
 
     def handle(self, event: events.Event) -> None:
         """Give the policy a fact and carry out what it decides."""
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
+        if isinstance(event, events.AddChild | events.RemoveChild):
+            self._tell_tree("tree_changed")
         self._on_change()
 
     def pid(self, name: str) -> int | None:
@@ -76,6 +83,18 @@ class TreeShell:
     def close(self) -> None:
         """End the node agent and everything on it."""
         self._fleet.close()
+        self._crashes.close()
+
+    def _tell_tree(self, kind: str) -> None:
+        """Log what people need to look into the run while this process is hung."""
+        self._events.emit(
+            kind,
+            run_id=self._config.run_id,
+            host=os.uname().nodename,
+            start_ticks=process.start_time(os.getpid()),
+            shm_root=self._config.shm_root,
+            tree=_outline(self._policy.snapshot()),
+        )
 
     # -- the fleet ------------------------------------------------------------------------------
 
@@ -138,6 +157,7 @@ class TreeShell:
             child=record.name,
             incarnation=record.incarnation,
             pid=record.pid,
+            start_ticks=process.start_time(record.pid),
             log=str(self._log_path(record.name, record.incarnation)),
         )
 
@@ -199,21 +219,27 @@ class TreeShell:
             del self._up[name]
         self._courier.peer_gone(gone)
         self._broadcast(gone)
+        death = Death(
+            name=name,
+            incarnation=incarnation,
+            pid=pid,
+            exit=how,
+            log=self._log_path(name, incarnation),
+            crash=self._crash_path(name, incarnation),
+        )
         self._events.emit(
             "child_exited",
             child=name,
             incarnation=incarnation,
             pid=pid,
             reason=str(how),
-            line=self._death_line(name, incarnation, pid, how),
+            exit=how.kind.value,
+            code=how.code,
+            signal=how.signal,
+            line=(line := death.line),
         )
+        self._crashes.gather(death, line)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
-
-    def _death_line(self, name: str, incarnation: int, pid: int, how: events.Exit) -> str:
-        path = self._log_path(name, incarnation)
-        last = _last_line(path.read_text(errors="replace")) if path.exists() else ""
-        quoted = f'; last log: "{last}"' if last else ""
-        return f"{name} (incarnation {incarnation}, pid {pid}) died: {how}{quoted}; log: {path}"
 
     def _broadcast(self, record: Record) -> None:
         for listener in self._listeners:
@@ -289,6 +315,9 @@ class TreeShell:
     def _log_path(self, name: str, incarnation: int) -> Path:
         return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
 
+    def _crash_path(self, name: str, incarnation: int) -> Path:
+        return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
+
 
 def target_of(actor: type | str) -> str:
     """Name an actor class so that another process finds it: `module:Class`, or `path.py:Class`.
@@ -308,6 +337,13 @@ def target_of(actor: type | str) -> str:
 def _key_of(peer: bytes) -> Key:
     name, _, incarnation = peer.decode(errors="replace").rpartition("#")
     return name, int(incarnation) if incarnation.isdecimal() else 0
+
+
+def _outline(node: NodeStatus) -> dict[str, Any]:
+    """Return who is below whom, in the order of the spec."""
+    if not node.is_supervisor:
+        return {"name": node.name}
+    return {"name": node.name, "children": [_outline(child) for child in node.children]}
 
 
 def _last_line(text: str) -> str:
