@@ -22,8 +22,9 @@ import msgspec
 from relax_actor.actor import failure, page, wire
 from relax_actor.actor.base import EndpointOptions
 from relax_actor.actor.convert import convert, signature_of
+from relax_actor.actor.lines import HeadLine, Lines
 from relax_actor.actor.ref import Reply
-from relax_actor.actor.wire import AnyRecord, Call, Dying, Failed, PeerGone, PeerUp, Record, Result
+from relax_actor.actor.wire import AnyRecord, Call, Carried, Dying, Failed, PeerGone, PeerUp, Record, Result
 from relax_actor.errors import (
     ActorDied,
     ActorError,
@@ -38,6 +39,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Channel, Frames, Listener
 from transport.errors import ChannelClosed, ChannelFull, CodecError, PeerUnreachable
+from transport.security import CurveKeys
 from transport.zmq_control import ZmqNetwork
 
 RETRY_FULL_S = 0.001
@@ -101,6 +103,9 @@ class Courier:
         on_record: takes any other record; loop thread.
         on_reply: told after a reply ended, so that a waiting `step` can look; loop thread.
         on_start: told before the sockets are bound; loop thread.
+        remote: where to bind for peers on other hosts as well, if there are any.
+        keys: of the run; needed for `tcp://`.
+        head_line: keeps what is said between this process and a head on another host.
     """
 
     def __init__(
@@ -114,6 +119,9 @@ class Courier:
         on_record: Callable[[bytes, Record, Frames], None] = lambda _peer, _record, _frames: None,
         on_reply: Callable[[], None] = lambda: None,
         on_start: Callable[[], None] = lambda: None,
+        remote: Address | None = None,
+        keys: CurveKeys | None = None,
+        head_line: HeadLine | None = None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
         self._key, self._on_start = page.sender_key(holder.name, holder.incarnation), on_start
@@ -126,6 +134,10 @@ class Courier:
         self._outbox: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._drain_is_due = False
         self._listener: Listener
+        self._remote, self._keys, self._head_line = remote, keys, head_line
+        self.lines = Lines(self.send)
+        self._remote_listener: Listener | None = None
+        self._routes: dict[bytes, Listener] = {}  # of peers on other hosts
         self._head: Channel | None = None
         self.loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
@@ -185,13 +197,22 @@ class Courier:
 
     async def _open(self) -> ZmqNetwork:
         self._on_start()
-        network = ZmqNetwork()
+        network = ZmqNetwork(keys=self._keys)
         self._network = network
         self._listener = network.listen(self._address, self._heard)
+        if self._remote is not None:
+            self._remote_listener = network.listen(self._remote, self._heard_remote)
         if self._head_address is not None:
             identity = str(self._holder).encode()
             self._head = network.connect(self._head_address, self._heard_head, identity=identity)
+            if self._head_line is not None:
+                self._head_line.start(self.loop, self._head.send)
         return network
+
+    @property
+    def remote_address(self) -> Address | None:
+        """Where peers on other hosts reach this process, with the port it got."""
+        return self._remote_listener.address if self._remote_listener else None
 
     # -- speaking -------------------------------------------------------------------------------
 
@@ -240,16 +261,31 @@ class Courier:
 
     def say(self, peer: bytes, record: Record, frames: Frames = (), tries: int = 1000) -> None:
         """Send a record to whoever connected as `peer`; loop thread. A peer that is gone is not told."""
+        if self.lines.say(peer, record, frames):
+            return
         try:
-            self._listener.send(peer, [codec.encode(record), *frames])
+            self.send(peer, [codec.encode(record), *frames])
         except ChannelFull:
             if tries:
                 self.loop.call_later(RETRY_FULL_S, self.say, peer, record, frames, tries - 1)
         except (PeerUnreachable, ChannelClosed):
+            self._routes.pop(peer, None)
             self._count("peer gone")
 
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Send frames to whoever connected as `peer`; loop thread.
+
+        Raises:
+            ChannelFull: the peer does not keep up.
+            PeerUnreachable: it is not connected.
+            ChannelClosed: this process is ending.
+        """
+        self._routes.get(peer, self._listener).send(peer, frames)
+
     def _send_head(self, record: Record) -> None:
-        if self._head is not None:
+        if self._head_line is not None:
+            self._head_line.say(record)
+        elif self._head is not None:
             self._head.send([codec.encode(record)])
 
     # -- calls out ------------------------------------------------------------------------------
@@ -340,8 +376,16 @@ class Courier:
         record = self._decode(frames)
         if isinstance(record, Call):
             self._called(Incoming(record, frames[1:], peer, time.monotonic() + record.budget_s))
+        elif isinstance(record, Carried):
+            if (message := self.lines.receive(peer, record, frames[1:])) is not None:
+                self._on_record(peer, *message)
         elif record is not None:
             self._on_record(peer, record, frames[1:])
+
+    def _heard_remote(self, peer: bytes, frames: Frames) -> None:
+        assert self._remote_listener is not None  # noqa: S101 - it is who hears
+        self._routes[peer] = self._remote_listener
+        self._heard(peer, frames)
 
     def _called(self, incoming: Incoming) -> None:
         call = incoming.call
@@ -358,7 +402,9 @@ class Courier:
             self.respond(incoming, Failed(id=call.id, kind="full", message="its mailbox is full"))
 
     def _heard_head(self, frames: Frames) -> None:
-        record = self._decode(frames)
+        record, frames = self._decode(frames), frames[1:]
+        if isinstance(record, Carried) and self._head_line is not None:
+            record, frames = self._head_line.receive(record, frames) or (None, frames)
         if isinstance(record, PeerUp):
             self.peer_up(record)
         elif isinstance(record, Dying):
@@ -366,7 +412,7 @@ class Courier:
         elif isinstance(record, PeerGone):
             self.peer_gone(record)
         if record is not None:
-            self._on_record(b"", record, frames[1:])
+            self._on_record(b"", record, frames)
 
     def peer_up(self, up: PeerUp) -> None:
         """Send calls for this actor to this incarnation from now on; loop thread."""

@@ -25,6 +25,7 @@ from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Result, Spawn, Stop
@@ -34,6 +35,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
+from transport.security import CurveKeys
 from transport.shm import ShmSpace
 
 MAILBOX_MESSAGES = 1024
@@ -106,13 +108,18 @@ class _Process:
         self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
             self._holder,
-            config.run_id,
+            config.run_mark,
             Address.parse(spawn.address),
             head=Address.parse(config.head),
             on_call=self._take,
             on_record=self._record,
             on_reply=self.wake,
             on_start=self._hold_page,
+            remote=Address.tcp(config.listen) if config.listen and config.keys else None,
+            keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
+            head_line=HeadLine(config.epoch, spawn.incarnation, config.lease.renew_s)
+            if config.is_remote
+            else None,
         )
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
@@ -129,13 +136,21 @@ class _Process:
         try:
             self._actor = self._construct(arguments)
             self._page.set_state(PageState.READY)
-            self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
+            self._courier.tell_head(self._ready())
             await self._serve()
             self._actor.on_stop(self._stop_reason)
         finally:
             self._courier.stop()
             self._context.events.close()
         return 0
+
+    def _ready(self) -> Ready:
+        remote = self._courier.remote_address
+        return Ready(
+            name=self._holder.name,
+            incarnation=self._holder.incarnation,
+            address=str(remote) if remote else "",
+        )
 
     def _construct(self, arguments: dict[str, Any]) -> Actor:
         cls = load_target(self._spawn.target)

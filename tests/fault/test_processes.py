@@ -374,7 +374,7 @@ def test_a_zygote_that_touched_a_device_forks_nobody(tmp_path, monkeypatch):
     tree = Supervisor(
         spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path, zygotes={"default": ["touching"]}
     )
-    with pytest.raises(StartFailed, match="did not start"):
+    with pytest.raises(StartFailed, match="touched a device"):
         tree.__enter__()
     assert "torch.cuda is initialized" in (tmp_path / "logs" / "agent.log").read_text()
 
