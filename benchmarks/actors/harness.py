@@ -7,7 +7,6 @@ x errors, orphan: the parent kills this process and watches. What is measured go
 """
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -41,8 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     engine = load(args.engine)
-    with asyncio.Runner(loop_factory=engine.loop) as runner:
-        runner.run(_run(engine, args.tests.split(","), args.out))
+    engine.run(_run(engine, args.tests.split(","), args.out))
 
 
 async def _run(engine: Engine, tests: list[str], out: Path) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from actors import work
-from actors.engine import Engine
+from actors.engine import Engine, LoopEngine
 
 RECONNECT_MS = 1
 """libzmq's own 100 ms is what a connect waits that came before the bind."""
@@ -77,7 +77,7 @@ class RawActor:
         self._waiting.clear()
 
 
-class Raw(Engine):
+class Raw(LoopEngine):
     """A warm process that forks; what an engine adds is measured against it."""
 
     version = f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"

@@ -47,6 +47,7 @@ TICK_S = 0.25
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     """Run one actor until it ends; return the process' exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
+    faulthandler.enable()  # a SIGSEGV leaves its stacks in the log
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faults.arm(spawn.name, spawn.incarnation)
     sys.path.extend(entry for entry in config.path if entry not in sys.path)

@@ -15,12 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 
 from relax_actor.actor import wire
 from relax_actor.actor.wire import (
     AgentReady,
+    Exited,
     Kill,
     NodeConfig,
     Record,
@@ -31,6 +33,7 @@ from relax_actor.actor.wire import (
 from relax_actor.node import exec, process, zygote  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
+from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.address import Address
 from transport.control import Frames
@@ -58,16 +61,18 @@ class Agent:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._space = ShmSpace(config.run_id, config.shm_root)
+        self._events = EventLog(Path(config.run_dir) / "events.jsonl", "agent", 1)
         self._zygotes: dict[str, _Zygote] = {}
         self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
+        self._reason = ""  # why it ends
         self._loop: asyncio.AbstractEventLoop
 
     async def serve(self) -> None:
         """Carry out commands until told to end or until the lease is over."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, self._zygote_pids, self._say)
-        self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_lease()
         network = ZmqNetwork()
         self._head = network.connect(Address.parse(self._config.head), self._heard, identity=IDENTITY)
@@ -77,13 +82,18 @@ class Agent:
         else:
             self._say(AgentReady(pid=os.getpid()))
             await self._ended.wait()
+            self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
         await self._clean_up()
         network.close()
 
+    def _end(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._ended.set()
+
     def _watch_lease(self) -> None:
-        self._loop.add_reader(sys.stdin.fileno(), self._ended.set)
+        self._loop.add_reader(sys.stdin.fileno(), self._end, "its head let it go")
         if os.getppid() == self._config.head_pid:
-            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._ended.set)
+            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._end, "its head is gone")
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
@@ -103,7 +113,7 @@ class Agent:
         elif isinstance(record, Kill):
             self._children.kill(record.name, record.incarnation)
         elif isinstance(record, Shutdown):
-            self._ended.set()
+            self._end("its head told it to")
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         spawn, segment, error = self._children.prepare(spawn)
@@ -143,6 +153,9 @@ class Agent:
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
     def _say(self, record: Record) -> None:
+        if isinstance(record, Exited):  # the head says more, unless it is hung
+            facts = {"code": record.code, "signal": record.signal, "oom": record.oom}
+            self._events.emit("process_exited", child=record.name, incarnation=record.incarnation, **facts)
         self._head.send([codec.encode(record)])
 
 

@@ -1,8 +1,7 @@
 """The TransferQueue's actor: parks those who wait, adopts what is put, and keeps the ledger's word.
 
 All decisions are the ledger's (`transfer_queue.ledger`); this file is its shell. Rows stay where their
-producers wrote them, in shared memory; putting one renames its segment to this queue, so that the death of
-its producer does not take it away, and the ledger says when nobody needs it any more.
+producers wrote them, in shared memory (`transfer_queue.intake`), and the ledger says when nobody needs one.
 """
 
 import asyncio
@@ -31,33 +30,26 @@ from relax_actor.protocol import (
     Wanted,
 )
 from relax_actor.roles.evals import EvalRounds
+from relax_actor.transfer_queue.intake import Intake
 from relax_actor.transfer_queue.journal import Journal, read
 from relax_actor.transfer_queue.ledger import Ledger
+from relax_actor.transfer_queue.limits import ledger_config
 from relax_actor.transfer_queue.records import (
     BatchLeased,
     DroppedGroup,
-    LedgerConfig,
     PromptLeased,
     Put,
     RewardLeased,
     TrainedSet,
 )
-from relax_actor.transfer_queue.storage import renamed
-from transport.shm import SegmentMissingError, ShmSpace
+from transport.shm import ShmSpace
 
 R = TypeVar("R")
-T = TypeVar("T")
-
-OWNER = "rows"
-"""Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
 
 MANY = 4096
 """Callers that may be parked in one endpoint."""
 
 TICK_S = 1.0
-
-EMPTY_BATCHES = 20
-"""Batches' worth of groups that may be dropped in a row before the run is given up as hopeless."""
 
 
 class TransferQueue(Actor):
@@ -70,13 +62,13 @@ class TransferQueue(Actor):
         self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))
         self._ledger = Ledger.replay(ledger_config(config), past)
+        self._intake = Intake(self._space, self._ledger)
         self._evals = EvalRounds(config, past)
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
         self._is_told = False  # whether something was answered since the last step
         self._waits_for = ""
-        self._free_unneeded()
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -88,29 +80,15 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def submit(self, groups: list[PromptGroup]) -> None:
         """Take prompts, each once."""
-        self._take(groups)
+        self._intake.prompts(groups, self._now())
         self._notify()
 
     @endpoint(idempotent=True)
     def submit_eval(self, eval_round: int, groups: list[PromptGroup]) -> None:
         """Take all prompts of one evaluation; it stays wanted where some could not be taken."""
-        if self._take(groups):
+        if self._intake.prompts(groups, self._now()):
             self._evals.submitted(eval_round, [group.group_id for group in groups])
         self._notify()
-
-    def _take(self, groups: list[PromptGroup]) -> bool:
-        """Return whether all segments were there; see `await_room` for what becomes of the others."""
-        whole = True
-        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
-            try:
-                adopted = self._space.adopt(segment, OWNER, 1)
-            except SegmentMissingError:  # their writer is gone; its next incarnation writes them again
-                whole = False
-                continue
-            kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
-            if not any(kept) and adopted not in self._ledger.segments():
-                self._space.unlink(adopted)
-        return whole
 
     @endpoint(idempotent=True)
     def reject(self, group_id: GroupId, reason: str) -> None:
@@ -150,9 +128,7 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def put_samples(self, holder: Holder, samples: list[SampleReady]) -> list[Put]:
         """Take finished samples; a duplicate or a late one is refused by name, never stored."""
-        outcomes: list[Put] = []
-        for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
-            outcomes += self._put_together(holder, segment, members)
+        outcomes = self._intake.samples(samples, holder, self._now())
         self._notify()
         self._say_refused(holder, "samples", outcomes)
         return outcomes
@@ -257,10 +233,11 @@ class TransferQueue(Actor):
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._say_accounting()
+            self._say_what_is_awaited()
         deadline = self._ledger.next_deadline()
         return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
 
-    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
+    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """Take back what a dead incarnation held, at once."""
         self._fenced[name] = max(incarnation, self._fenced.get(name, 0))
         self._ledger.holder_gone(name, incarnation, self._now())
@@ -304,27 +281,6 @@ class TransferQueue(Actor):
         groups, rounds = self._ledger.upcoming(), self._evals.wanted
         return Wanted(groups=groups, eval_rounds=rounds) if groups or rounds else None
 
-    def _put_together(self, holder: Holder, segment: str, samples: list[SampleReady]) -> list[Put]:
-        """Take the samples that were written into one segment, and the segment with them."""
-        try:
-            adopted = self._space.adopt(segment, OWNER, 1)
-        except SegmentMissingError:  # freed long ago, or swept with its writer: a repetition, or too late
-            return [Put.STALE] * len(samples)
-        outcomes = [
-            self._ledger.put_sample(renamed(sample, segment, adopted), holder, self._now())
-            for sample in samples
-        ]
-        if Put.ACCEPTED not in outcomes and adopted not in self._ledger.segments():
-            self._space.unlink(adopted)
-        return outcomes
-
-    def _free_unneeded(self) -> None:
-        """After a restart: what no row of the journal needs was being put, or being freed, at the kill."""
-        needed = self._ledger.segments()
-        for name in self._space.names(OWNER):
-            if name not in needed:
-                self._space.unlink(name)
-
     def _say_what_happened(self) -> None:
         for segment in self._ledger.take_freed():
             self._space.unlink(segment)
@@ -333,9 +289,12 @@ class TransferQueue(Actor):
             self.ctx.events.emit(kind, **msgspec.to_builtins(dropped))
         for result in self._evals.finished(self._ledger):
             self.ctx.events.emit("eval", **result)
+
+    def _say_what_is_awaited(self) -> None:
         waits_for = self._ledger.waiting_on()
         if waits_for != self._waits_for:
             self._waits_for = waits_for
+            self.ctx.events.emit("trainer_waits", reason=waits_for)
 
     def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
         stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
@@ -377,28 +336,3 @@ class StaleBatchError(RelaxError):
     def __init__(self, lease_id: LeaseId, step: int) -> None:
         self.lease_id, self.step = lease_id, step
         super().__init__(f"step {step} was trained on batch lease {lease_id}, which had ended")
-
-
-def _by_segment(records: list[T], segment: Callable[[T], str]) -> list[tuple[str, list[T]]]:
-    """Gather the records of one segment, in their order."""
-    gathered: dict[str, list[T]] = {}
-    for record in records:
-        gathered.setdefault(segment(record), []).append(record)
-    return list(gathered.items())
-
-
-def ledger_config(config: Config) -> LedgerConfig:
-    """Take the ledger's limits out of a run's configuration."""
-    return LedgerConfig(
-        groups_per_batch=config.groups_per_batch,
-        samples_per_prompt=config.rollout.samples_per_prompt,
-        max_staleness=config.run.max_staleness,
-        total_groups=config.run.steps * config.groups_per_batch,
-        min_valid_samples=config.queue.min_valid_samples,
-        max_attempts=config.queue.max_attempts,
-        prompt_lease_s=config.rollout.lease_s,
-        reward_lease_s=config.reward.lease_s,
-        batch_lease_s=config.train.lease_s,
-        group_deadline_s=config.queue.group_deadline_s,
-        refill_limit=EMPTY_BATCHES * config.groups_per_batch,
-    )

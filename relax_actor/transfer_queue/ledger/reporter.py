@@ -60,6 +60,10 @@ class Reporter(Decider):
         """Return the segments that are needed; after a restart, all others of the queue can go."""
         return frozenset(self._state.references)
 
+    def needs(self, segment: str) -> bool:
+        """Return whether a row is in this segment."""
+        return segment in self._state.references
+
     def finished(self) -> bool:
         """Whether nothing is left to train."""
         return self._wanted() == 0
