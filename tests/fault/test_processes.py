@@ -292,11 +292,15 @@ def test_an_actor_has_a_control_group_that_goes_with_it(tree, mortal):
 @pytest.mark.skipif(
     cgroup.root("probe", 1) is None, reason="this user may not make control groups of version 2 here"
 )
-def test_a_run_leaves_no_control_group(tmp_path):
+def test_a_run_leaves_no_control_group_though_its_agent_died(tmp_path):
     with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path) as tree:
         folder = group_of(tree)
-        assert folder.exists()
-    assert not folder.exists()
+        pid = tree.pid("mortal")
+        psutil.Process(pid).parent().kill()
+        eventually(lambda: is_gone(pid))
+        assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
+        assert group_of(tree).exists()
+    assert list(folder.parent.glob(f"relax-actor-{tree.run_id}-*")) == []
 
 
 # -- forced ends ------------------------------------------------------------------------------------
