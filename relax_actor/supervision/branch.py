@@ -11,11 +11,13 @@ from typing import TypeAlias
 
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
-from relax_actor.supervision.events import Exit, ExitKind
+from relax_actor.supervision.events import Decision, Exit, ExitKind
 from relax_actor.supervision.failure import Ending, Window, own_ending
+from relax_actor.supervision.gang import Gang
 from relax_actor.supervision.leaf import Leaf
 from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.slot import Slot
+from relax_actor.supervision.spares import Spare, SparePool
 from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
 from relax_actor.supervision.states import ChildState, Trigger
 
@@ -29,9 +31,10 @@ class Branch(Node):
     def __init__(self, spec: SupervisorSpec, parent: Parent, desk: Desk) -> None:
         super().__init__(spec.id, spec, parent, desk)
         self.spec = spec
-        self.slots = self._build()
         self._window = Window(spec.intensity)
+        self._pools: list[SparePool] = []  # also those of children that were removed
         self._ending: Ending | None = None  # why it stops, where it was not told to
+        self.slots = self._build()
 
     @property
     def is_closing(self) -> bool:
@@ -63,6 +66,12 @@ class Branch(Node):
         """Return the ids of the children."""
         return [slot.id for slot in self.slots]
 
+    def spares(self) -> Iterator[tuple[SparePool, Spare]]:
+        """Return the spares of all children, and whose they are."""
+        for pool in self._pools:
+            for spare in pool:
+                yield pool, spare
+
     def find(self, name: str) -> list[Node]:
         """Return the child of that name, or all replicas of the child with that id."""
         return [node for slot in self.slots for node in slot.nodes if name in {node.name, slot.id}]
@@ -70,6 +79,7 @@ class Branch(Node):
     def start(self) -> None:
         """Begin like new: the children of the spec, no restarts counted."""
         self._begin()
+        self._pools = []
         self.slots = self._build()
         self._window, self._ending = Window(self.spec.intensity), None
         self.wake()
@@ -102,26 +112,53 @@ class Branch(Node):
     def child_down(self, child: Node, ending: Ending) -> None:
         """Decide what follows from a child's end; one that was to stop has no consequences."""
         self.wake()
-        is_expected = self.is_closing or child.is_doomed or child.is_leaving
+        is_expected = self._is_expected(child)
         child.is_doomed = False
-        slot = self._slot_of(child)
         if is_expected:
             self._let_go(child)
-        elif slot.is_joining and not child.was_ready:
-            self._refuse(slot, child, ending)
-        elif self.state is ChildState.STARTING and not child.was_ready:
-            self._fail(f"`{child.name}` did not start", ending)
-        elif child.restarts_after(ending):
-            self._restart(child, ending)
+            return
+        if isinstance(child, Leaf) and (not ending.exit.is_normal or child.restarts_after(ending)):
+            self.dying(child, str(ending.exit))
+        if isinstance(child, Leaf) and not ending.exit.is_normal and self._desk.consult_s is not None:
+            child.ask(ending, self.name, self._desk.consult_s)
         else:
-            self._end(child, ending)
+            self._follow_rules(child, ending)
+
+    def dying(self, child: Leaf, reason: str) -> None:
+        """Have the other ranks of its gang leave their collectives."""
+        slot = self._slot_of(child)
+        if slot.gang is not None and not self.is_closing:
+            slot.gang.abort(_ranks(slot), child, reason)
+
+    def decided(self, child: Node, ending: Ending, decision: Decision | None, detail: str) -> None:
+        """Do with a failed child as `on_failure` said; without an answer, by the rules."""
+        self.wake()
+        if decision is not None:
+            self._desk.report(
+                ReportKind.FAILURE_DECIDED,
+                child=child.name,
+                incarnation=child.incarnation,
+                decision=decision.value,
+                detail=detail,
+            )
+        match decision:
+            case Decision.RESTART:
+                self._restart(child, ending, is_ordered=True)
+            case Decision.IGNORE:
+                self._end(child, ending, is_ordered=True)
+            case Decision.ESCALATE:
+                why = f" ({detail})" if detail else ""
+                self._fail(f"`{child.name}` failed and on_failure escalates{why}", ending)
+            case _:
+                self._follow_rules(child, ending)
 
     def advance(self) -> None:
         """Take every step that is possible now."""
         if self._sweep_down() or not self.is_alive:
             return
         if self.state is ChildState.STOPPING:
-            self._become_down(self._ending or self._told_to_stop())
+            if all(pool.is_empty for pool in self._pools):
+                self._become_down(self._ending or self._told_to_stop())
         elif not self.is_closing:
             self._sweep_up()
 
@@ -142,17 +179,38 @@ class Branch(Node):
             return  # those that are restarted together wait together
         for slot in self.slots:
             self._start_slot(slot)
+            if slot.gang is not None:
+                slot.gang.form(_ranks(slot))
             if not slot.is_settled and (in_step or self.state is ChildState.STARTING):
                 return
         if self.state is ChildState.STARTING:
             self._become_ready()
             self._desk.report(ReportKind.SUPERVISOR_READY, supervisor=self.name)
+        for slot in self.slots:
+            if slot.pool is not None and slot.is_settled:  # a spare must not delay who is needed now
+                slot.pool.fill()
 
     def _start_slot(self, slot: _Slot) -> None:
         for node in slot.nodes:
             if node.state is ChildState.DOWN:
                 node.start()
         slot.is_joining = slot.is_joining and not slot.is_settled
+
+    def _is_expected(self, child: Node) -> bool:
+        """Return whether an end has no consequences: it was to stop, or broke with its gang."""
+        is_collateral = isinstance(child, Leaf) and child.is_aborted
+        return self.is_closing or child.is_doomed or child.is_leaving or is_collateral
+
+    def _follow_rules(self, child: Node, ending: Ending) -> None:
+        slot = self._slot_of(child)
+        if slot.is_joining and not child.was_ready:
+            self._refuse(slot, child, ending)
+        elif self.state is ChildState.STARTING and not child.was_ready:
+            self._fail(f"`{child.name}` did not start", ending)
+        elif child.restarts_after(ending):
+            self._restart(child, ending)
+        else:
+            self._end(child, ending)
 
     def _let_go(self, child: Node) -> None:
         if child.is_leaving or child.restart is RestartType.TEMPORARY:
@@ -163,14 +221,17 @@ class Branch(Node):
         self._desk.report(ReportKind.CHILD_REFUSED, child=slot.id, supervisor=self.name, reason=reason)
         self.remove(list(slot.nodes))
 
-    def _restart(self, child: Node, ending: Ending) -> None:
+    def _restart(self, child: Node, ending: Ending, *, is_ordered: bool = False) -> None:
         self._window.add(child.name, ending.first, self._desk.now)
-        if child.repeats(ending):
-            self._fail(f"`{child.name}` failed twice with the same `__init__` error", ending)
+        slot = self._slot_of(child)
+        refusal = slot.streak.refusal(child, ending, was_stable=child.was_stable(self.spec.backoff))
+        if refusal and not is_ordered:
+            self._fail(refusal, ending)
         elif self._window.is_exceeded:
             self._fail(self._window.describe(), ending)
         else:
-            delay_s = child.back_off(self.spec.backoff)
+            has_spare = slot.pool is not None and slot.pool.has_ready
+            delay_s = child.back_off(self.spec.backoff, at_once=has_spare)
             self._desk.report(
                 ReportKind.CHILD_RESTARTING,
                 child=child.name,
@@ -195,13 +256,13 @@ class Branch(Node):
             node.reset()
         return [node.name for node in together if node.is_doomed]
 
-    def _end(self, child: Node, ending: Ending) -> None:
+    def _end(self, child: Node, ending: Ending, *, is_ordered: bool = False) -> None:
         child.end()
         self._desk.report(
             ReportKind.CHILD_ENDED, child=child.name, incarnation=child.incarnation, reason=str(ending.exit)
         )
         self._let_go(child)
-        if not child.significant:
+        if not child.significant or is_ordered:
             return
         if not ending.exit.is_normal:
             self._fail(f"`{child.name}` is significant and failed", ending)
@@ -230,6 +291,8 @@ class Branch(Node):
 
     def _come_down(self) -> None:
         self._move(Trigger.STOP)
+        for pool in self._pools:
+            pool.drain()
         for node in self.nodes:
             node.doom()
         self.wake()
@@ -248,16 +311,29 @@ class Branch(Node):
         slot.nodes = [node for node in slot.nodes if node is not child]
         if not slot.nodes:
             self.slots.remove(slot)
+            if slot.pool is not None:
+                slot.pool.drain()
 
     def _build(self) -> list[_Slot]:
         return [self._make_slot(child, is_joining=False) for child in self.spec.children]
 
     def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> _Slot:
-        nodes: list[_Child]
         if isinstance(spec, SupervisorSpec):
-            nodes = [Branch(spec, self, self._desk)]
-        else:
-            nodes = [
-                Leaf(name, replica, spec, self, self._desk) for replica, name in enumerate(actor_names(spec))
-            ]
-        return Slot(id=spec.id, nodes=nodes, is_joining=is_joining)
+            return Slot(id=spec.id, nodes=[Branch(spec, self, self._desk)], is_joining=is_joining)
+        pool = SparePool(spec, self.spec.backoff, self, self._desk) if spec.spares else None
+        if pool is not None:
+            self._pools.append(pool)
+        return Slot(
+            id=spec.id,
+            nodes=[
+                Leaf(name, replica, spec, self, self._desk, pool=pool)
+                for replica, name in enumerate(actor_names(spec))
+            ],
+            is_joining=is_joining,
+            gang=Gang(spec.id, self._desk) if spec.gang else None,
+            pool=pool,
+        )
+
+
+def _ranks(slot: _Slot) -> list[Leaf]:
+    return [node for node in slot.nodes if isinstance(node, Leaf)]

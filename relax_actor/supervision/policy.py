@@ -11,68 +11,96 @@ fault of several levels in one step, and needs no protocol between supervisors t
 
 import random
 
-import msgspec
-
 from relax_actor.supervision.branch import Branch
 from relax_actor.supervision.commands import (
     CancelTimer,
     Cause,
     Command,
+    Consult,
     Finished,
+    GangAbort,
     Kill,
+    Promote,
+    Regroup,
     Report,
     ReportKind,
     SetTimer,
     Spawn,
+    SpawnSpare,
     Stop,
 )
+from relax_actor.supervision.deadline import StopDeadline
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import (
     AddChild,
+    Decided,
+    Decision,
+    Dying,
     Event,
     Exit,
     ExitKind,
+    Failed,
     Gone,
     InitFailed,
     KillRequested,
+    LeafEvent,
+    LinkAdded,
     Ready,
+    Released,
     RemoveChild,
+    SpareReady,
     StartAll,
     StopRequested,
     TimerFired,
 )
 from relax_actor.supervision.failure import Ending, failure_text, own_ending
+from relax_actor.supervision.leaf import Leaf
+from relax_actor.supervision.links import Links
 from relax_actor.supervision.node import Node
+from relax_actor.supervision.spares import Spare, SparePool
 from relax_actor.supervision.spec import (
     ChildSpec,
+    RestartType,
     SpecError,
     SupervisorSpec,
     check,
     ids,
     validate,
 )
-from relax_actor.supervision.states import ChildState
+from relax_actor.supervision.status import NodeStatus, status_of
 
 __all__ = [
     "AddChild",
     "CancelTimer",
     "Cause",
     "Command",
+    "Consult",
+    "Decided",
+    "Decision",
+    "Dying",
     "Event",
     "Exit",
     "ExitKind",
+    "Failed",
     "Finished",
+    "GangAbort",
     "Gone",
     "InitFailed",
     "Kill",
     "KillRequested",
+    "LinkAdded",
     "NodeStatus",
+    "Promote",
     "Ready",
+    "Regroup",
+    "Released",
     "RemoveChild",
     "Report",
     "ReportKind",
     "SetTimer",
+    "SpareReady",
     "Spawn",
+    "SpawnSpare",
     "StartAll",
     "Stop",
     "StopRequested",
@@ -81,34 +109,33 @@ __all__ = [
 ]
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a status display: an actor, or a supervisor and what is below it."""
-
-    name: str
-    state: ChildState
-    incarnation: int  # 0 before the first start
-    restarts: int  # starts after the first
-    last_exit: str  # how the last incarnation ended, if one did
-    is_supervisor: bool
-    children: tuple["NodeStatus", ...] = ()
-
-
 class TreePolicy:
     """What a whole supervision tree does about each event.
 
     Args:
         spec: the root supervisor; its restart type is not used.
         rng: the jitter of back-offs, and nothing else.
+        consult_s: how long `on_failure` may take to decide; None: nobody is asked.
+        stop_total_s: how long the tree may take to come down; None: as long as its children may.
 
     Raises:
         SpecError: the tree cannot be run.
     """
 
-    def __init__(self, spec: SupervisorSpec, rng: random.Random) -> None:
+    def __init__(
+        self,
+        spec: SupervisorSpec,
+        rng: random.Random,
+        *,
+        consult_s: float | None = None,
+        stop_total_s: float | None = None,
+    ) -> None:
         validate(spec)
-        self._desk = Desk(rng)
+        self._desk = Desk(rng, consult_s)
         self._top = _Top()
         self._root = Branch(spec, self._top, self._desk)
+        self._links = Links()
+        self._deadline = StopDeadline(self._root, self._desk, stop_total_s)
         self._stop_reason = ""
         self._is_finished = False
 
@@ -133,27 +160,32 @@ class TreePolicy:
             What to do, in order.
 
         Raises:
-            SpecError: an AddChild or RemoveChild that makes no sense; nothing is changed.
+            SpecError: an AddChild, RemoveChild or LinkAdded that makes no sense; nothing is changed.
         """
         if self._is_finished:
             return []
         self._desk.now = now
         self._dispatch(event)
         self._desk.settle()
+        self._deadline.watch()
         if self._top.ending is not None:
             self._finish(self._top.ending)
         return self._desk.take_commands()
 
     def snapshot(self) -> NodeStatus:
         """Return where every supervisor and actor is now."""
-        return _status(self._root)
+        return status_of(self._root)
 
     def _dispatch(self, event: Event) -> None:
         match event:
             case StartAll():
                 self._start()
-            case Ready() | InitFailed() | Gone():
-                self._tell_leaf(event)
+            case Ready() | InitFailed() | Gone() | Dying() | Failed() | Released() | Decided():
+                self._tell(event)
+            case SpareReady():
+                self._tell_spare(event)
+            case LinkAdded():
+                self._link(event)
             case TimerFired():
                 self._desk.fire(event.timer)
             case StopRequested():
@@ -169,24 +201,65 @@ class TreePolicy:
         if self._root.incarnation == 0:
             self._root.start()
 
-    def _tell_leaf(self, event: Ready | InitFailed | Gone) -> None:
-        leaf = next((leaf for leaf in self._root.leaves() if leaf.name == event.name), None)
-        if leaf is None or not leaf.is_alive or leaf.incarnation != event.incarnation:
-            self._report_stale(event)
+    def _tell(self, event: LeafEvent) -> None:
+        leaf = self._find_leaf(event.name)
+        is_heard = leaf is not None and (leaf.is_alive or isinstance(event, Decided))
+        if leaf is None or not is_heard or leaf.incarnation != event.incarnation:
+            self._tell_spare(event)
             return
         match event:
             case Ready():
                 leaf.ready()
             case InitFailed():
                 leaf.init_failed(event.error)
+            case Dying():
+                self._dying(leaf)
+            case Failed():
+                leaf.fail(event.exit)
+            case Released():
+                leaf.released(event.epoch)
+            case Decided():
+                leaf.decided(event.decision, event.detail)
             case _:
-                leaf.gone(event.exit)
+                self._gone(leaf, event.exit)
 
-    def _report_stale(self, event: Ready | InitFailed | Gone) -> None:
+    def _dying(self, leaf: Leaf) -> None:
+        """Break its gang at once, unless it may be ending well."""
+        if leaf.is_aborted or leaf.restart is not RestartType.PERMANENT:
+            return
+        branch = self._branch_of(leaf)
+        if leaf.is_free and not branch.is_closing and not leaf.is_doomed and not leaf.is_leaving:
+            branch.dying(leaf, "is dying")
+
+    def _gone(self, leaf: Leaf, exit_: Exit) -> None:
+        """Let its supervisor decide; whoever is linked to a failed actor is killed."""
+        is_failure = leaf.is_failure(exit_) and not leaf.is_doomed and not leaf.is_leaving
+        is_own = is_failure and not self._branch_of(leaf).is_closing
+        leaf.gone(exit_)
+        for name in self._links.with_fate_of(leaf.name) if is_own else ():
+            other = self._find_leaf(name)
+            if other is not None and other.fail_with(leaf.name, exit_):
+                self._desk.report(
+                    ReportKind.LINKED_KILL, child=name, incarnation=other.incarnation, because=leaf.name
+                )
+
+    def _tell_spare(self, event: LeafEvent | SpareReady) -> None:
+        found = self._find_spare(event.name)
+        match event:
+            case SpareReady() if found:
+                found[0].ready(found[1])
+            case Gone() if found:
+                found[0].gone(found[1], event.exit)
+            case InitFailed() if found:
+                found[1].kill()
+            case _:
+                self._report_stale(event)
+
+    def _report_stale(self, event: LeafEvent | SpareReady) -> None:
         self._desk.report(
             ReportKind.STALE_EVENT,
             child=event.name,
-            incarnation=event.incarnation,
+            incarnation=1 if isinstance(event, SpareReady) else event.incarnation,
             current=self._desk.incarnations.get(event.name, 0),
             event=type(event).__name__,
         )
@@ -207,6 +280,12 @@ class TreePolicy:
                 leaf.kill()
         self._stop(reason)
 
+    def _link(self, event: LinkAdded) -> None:
+        for name in (event.a, event.b):
+            if self._find_leaf(name) is None:
+                raise SpecError(name, "is no actor of this tree, so it cannot be linked")
+        self._links.add(event.a, event.b)
+
     def _add(self, event: AddChild) -> None:
         supervisor = self._find_branch(event.supervisor)
         check(event.spec, event.spec.id or "child", auto_shutdown=supervisor.spec.auto_shutdown)
@@ -223,10 +302,21 @@ class TreePolicy:
         for branch in self._root.branches():
             nodes = branch.find(name)
             if nodes:
+                _check_whole(branch, nodes)
                 if not branch.is_closing:  # else it goes anyway, when its turn comes
                     branch.remove(nodes)
                 return
         raise SpecError(name, "is no child of any supervisor, so it cannot be removed")
+
+    def _find_leaf(self, name: str) -> Leaf | None:
+        return next((leaf for leaf in self._root.leaves() if leaf.name == name), None)
+
+    def _find_spare(self, name: str) -> tuple[SparePool, Spare] | None:
+        spares = (each for branch in self._root.branches() for each in branch.spares())
+        return next((each for each in spares if each[1].name == name), None)
+
+    def _branch_of(self, leaf: Leaf) -> Branch:
+        return next(branch for branch in self._root.branches() if leaf in branch.nodes)
 
     def _find_branch(self, name: str) -> Branch:
         for branch in self._root.branches():
@@ -247,13 +337,16 @@ class TreePolicy:
 
     def _finish(self, ending: Ending) -> None:
         self._is_finished = True
+        killed = tuple(self._desk.killed)
         match ending.exit.kind:
             case ExitKind.STOPPED:
-                finished = Finished(outcome="ok", reason=self._stop_reason)
+                finished = Finished(outcome="ok", reason=self._stop_reason, killed=killed)
             case ExitKind.NORMAL:
-                finished = Finished(outcome="ok", reason=ending.exit.detail)
+                finished = Finished(outcome="ok", reason=ending.exit.detail, killed=killed)
             case _:
-                finished = Finished(outcome="failed", reason=failure_text(ending), first_cause=ending.first)
+                finished = Finished(
+                    outcome="failed", reason=failure_text(ending), first_cause=ending.first, killed=killed
+                )
         self._desk.commands.append(finished)
 
 
@@ -271,21 +364,18 @@ class _Top:
     def child_down(self, child: Node, ending: Ending) -> None:  # noqa: ARG002 - there is one root
         self.ending = ending
 
+    def decided(self, child: Node, ending: Ending, decision: Decision | None, detail: str) -> None:
+        """Do nothing: nobody is asked about the root."""
+
+
+def _check_whole(branch: Branch, nodes: list[Node]) -> None:
+    for slot in branch.slots:
+        if slot.gang is not None and 0 < len(set(nodes) & set(slot.nodes)) < len(slot.nodes):
+            raise SpecError(nodes[0].name, f"is a rank of a gang; remove `{slot.id}` as a whole")
+
 
 def _check_new(spec: ChildSpec | SupervisorSpec, taken: set[str]) -> None:
     names = ids(spec)
     for each in names:
         if each in taken or names.count(each) > 1:
             raise SpecError(each, "names two children; an id is used once in a tree")
-
-
-def _status(node: Node) -> NodeStatus:
-    return NodeStatus(
-        name=node.name,
-        state=node.state,
-        incarnation=node.incarnation,
-        restarts=max(node.incarnation - 1, 0),
-        last_exit="" if node.last_exit is None else str(node.last_exit),
-        is_supervisor=isinstance(node, Branch),
-        children=tuple(map(_status, node.nodes)) if isinstance(node, Branch) else (),
-    )
