@@ -7,6 +7,7 @@ and no pid is reused before it has looked.
 """
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from relax_actor.actor.wire import (
     Exited,
     Kill,
     NodeConfig,
+    Promote,
     Record,
     Shutdown,
     Spawn,
@@ -41,6 +43,8 @@ from transport.zmq_control import ZmqNetwork
 
 POLL_S = 0.002
 GROUP_DEADLINE_S = 30.0
+DUMP_S = 0.2
+"""How long faulthandler gets to write the stacks of an actor that is to be killed."""
 IDENTITY = b"agent"
 
 
@@ -62,6 +66,7 @@ class _Child(msgspec.Struct, eq=False):
     dead_since: float = 0.0
     code: int | None = None
     signal: int | None = None
+    was_spare: str = ""  # the name it had before it was promoted
 
 
 class Agent:
@@ -110,6 +115,8 @@ class Agent:
             self._spawn(record, frames[1:])
         elif isinstance(record, Kill):
             self._kill(record)
+        elif isinstance(record, Promote):
+            self._promote(record)
         elif isinstance(record, Shutdown):
             self._ended.set()
 
@@ -123,9 +130,24 @@ class Agent:
         self._loop.add_reader(child.pidfd, self._died, child)
         self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
 
+    def _promote(self, promote: Promote) -> None:
+        child = self._children.pop((promote.spare, 1), None)
+        if child is not None:  # else it died just now, and the head has been told
+            child.name, child.incarnation, child.was_spare = promote.name, promote.incarnation, promote.spare
+            self._children[child.name, child.incarnation] = child
+
     def _kill(self, kill: Kill) -> None:
+        """Kill it; where it is asked for, a moment after it has written down what its threads are at."""
         child = self._children.get((kill.name, kill.incarnation))
-        if child is not None:
+        if child is None:
+            return
+        if kill.dump:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGUSR1)
+        self._loop.call_later(DUMP_S if kill.dump else 0.0, self._kill_now, child)
+
+    def _kill_now(self, child: _Child) -> None:
+        if not child.dead_since:  # else its sweep has killed what was left
             process.kill_group(child.pid)
 
     # -- deaths ---------------------------------------------------------------------------------
@@ -146,6 +168,8 @@ class Agent:
             self._loop.call_later(POLL_S, self._sweep, child)
             return
         self._space.sweep(child.name, child.incarnation)
+        if child.was_spare:
+            self._space.sweep(child.was_spare, 1)
         del self._children[child.name, child.incarnation]
         error = f"its process group {child.pid} did not end in {GROUP_DEADLINE_S:g} s" if late else ""
         self._say(

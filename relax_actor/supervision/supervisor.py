@@ -27,7 +27,9 @@ from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
 from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
+from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.host import make_socket_dir
+from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
 from relax_actor.supervision.tree import TreeShell
@@ -49,6 +51,11 @@ class Supervisor:
         run_id: marks everything the run owns; eight random hex digits by default.
         zygotes: for each name that a child spec's `zygote` uses, the modules it imports before it forks.
         shm_root: where shared-memory segments live.
+        on_failure: decides what follows from an actor's failure; called once for each incarnation that
+            failed, on a thread of its own. None from it leaves the decision to the policy's rules.
+        on_failure_s: how long it may take before the rules decide without it.
+        stop_total_s: how long the tree may take to stop before what is left is killed; None: as long as the
+            children's own `shutdown_s` allow.
 
     Raises:
         SpecError: the spec cannot be run; nothing was started.
@@ -62,11 +69,15 @@ class Supervisor:
         run_id: str = "",
         zygotes: Mapping[str, Sequence[str]] = DEFAULT_ZYGOTES,
         shm_root: str = "/dev/shm",  # noqa: S108 - that is where shared memory is
+        on_failure: Hook | None = None,
+        on_failure_s: float = 10.0,
+        stop_total_s: float | None = None,
     ) -> None:
         validate(spec)
         self.run_id = run_id or secrets.token_hex(4)
         self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
         self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
+        self._hook, self._hook_s, self._stop_total_s = on_failure, on_failure_s, stop_total_s
         self._changed = threading.Condition()
         self._courier: Courier
         self._shell: TreeShell
@@ -90,9 +101,14 @@ class Supervisor:
             zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
             path=tuple(entry or str(Path.cwd()) for entry in sys.path),
         )
-        self._policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
+        self._policy = TreePolicy(
+            self._spec,
+            random.Random(),  # noqa: S311 - jitter
+            consult_s=self._hook_s if self._hook else None,
+            stop_total_s=self._stop_total_s,
+        )
         events_log = EventLog(self.run_dir / "events.jsonl", "head", 1)
-        self._shell = TreeShell(self._policy, config, events_log, self._notify)
+        self._shell = TreeShell(self._policy, config, events_log, self._notify, self._hook)
         self._courier = Courier(Holder("head", 1), self.run_id, head, on_record=self._shell.heard)
         self._courier.start()
         self._open = True
@@ -127,13 +143,32 @@ class Supervisor:
         self._courier.run_soon(self._shell.handle, events.KillRequested(reason=reason))
 
     def close(self) -> None:
-        """Stop what runs, wait for it, and leave nothing behind: no process, socket or segment."""
+        """Stop what runs, wait for it, and leave nothing behind: no process, socket or segment.
+
+        Ctrl-C meanwhile kills what has not stopped yet, and is raised when everything is gone.
+        """
         if not self._open:
             return
         self._open = False
+        interrupt: KeyboardInterrupt | None = None
         if self._shell.finished is None:
             self.stop("its block was left")
-            self.wait()
+            interrupt = self._wait_for_the_end()
+        self._tear_down()
+        if interrupt is not None:
+            raise interrupt
+
+    def _wait_for_the_end(self) -> KeyboardInterrupt | None:
+        interrupt = None
+        while self._shell.finished is None:
+            try:
+                self.wait()
+            except KeyboardInterrupt as again:
+                interrupt = again
+                self.kill("interrupted while it stopped")
+        return interrupt
+
+    def _tear_down(self) -> None:
         done = threading.Event()
         self._courier.run_soon(self._close_shell, done)
         done.wait()
@@ -207,6 +242,18 @@ class Supervisor:
 
         self._courier.run_soon(handle)
         decided.result()
+
+    def link(self, a: str, b: str) -> None:
+        """Have two actors share their fate from now on: where one fails, the other is killed.
+
+        Raises:
+            SpecError: one of them is no actor of the tree.
+        """
+        self._decide(events.LinkAdded(a=a, b=b))
+
+    def monitor(self, name: str) -> Monitor:
+        """Return what becomes of an actor from now on, incarnation by incarnation; see `Monitor`."""
+        return self._shell.monitors.monitor(name)
 
     def status(self) -> NodeStatus:
         """Return the tree: every node's name, state, incarnation and restarts."""
