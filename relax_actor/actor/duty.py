@@ -51,14 +51,15 @@ class Duty:
         if options.max_runtime_s is not None:
             self._announce(id(incoming), incoming.call.method, options.max_runtime_s)
 
-    def end(self, incoming: Incoming) -> bool:
-        """Note that it is over; return whether its gang broke meanwhile."""
+    def end(self, incoming: Incoming, error: Exception | None = None) -> bool:
+        """Note that it is over, perhaps by an error; return whether its gang broke meanwhile."""
         self._done += 1
         if id(incoming) in self._announced:
             self._announced.discard(id(incoming))
             name, incarnation = self._holder.name, self._holder.incarnation
             self._courier.tell_head(Ended(name=name, incarnation=incarnation, call=str(id(incoming))))
-        return self._breaks.pop(id(incoming), self._gang.breaks) != self._gang.breaks
+        breaks = self._breaks.pop(id(incoming), None)
+        return breaks is not None and self._gang.broke_since(breaks, error)
 
     def progress(self, text: str) -> None:
         """Note that the work goes on; any thread."""

@@ -6,10 +6,14 @@ While the group is broken the rank handles no calls and takes no step; they wait
 """
 
 import sys
+import threading
 from typing import Any
 
 from relax_actor.actor.wire import Regroup
 from relax_actor.errors import GangAborted
+
+NEWS_S = 2.0
+"""How long the news of a death may be behind the error that it brings to a neighbour's collective."""
 
 
 class Gang:
@@ -20,6 +24,7 @@ class Gang:
         self._aborted = 0  # the newest epoch that was aborted
         self._reason = ""
         self.breaks = 0  # how often a group broke
+        self._broke = threading.Condition()
 
     @property
     def epoch(self) -> int:
@@ -63,8 +68,21 @@ class Gang:
 
     def abort(self, epoch: int, reason: str) -> None:
         """Note that a group broke, before its collectives are aborted."""
-        self._aborted, self._reason = max(epoch, self._aborted), reason
-        self.breaks += 1
+        with self._broke:
+            self._aborted, self._reason = max(epoch, self._aborted), reason
+            self.breaks += 1
+            self._broke.notify_all()
+
+    def broke_since(self, breaks: int, error: BaseException | None = None) -> bool:
+        """Return whether a group broke since there were so many breaks.
+
+        A collective may raise before the head has told this rank of the death behind it, so an error of the
+        kind that libraries raise then waits for that news; without news it is an error like any other.
+        """
+        if isinstance(error, RuntimeError) and self.is_whole and self.size > 1:
+            with self._broke:
+                self._broke.wait_for(lambda: self.breaks != breaks, NEWS_S)
+        return self.breaks != breaks
 
     def join(self, group: Regroup) -> None:
         """Note the next group."""

@@ -204,8 +204,8 @@ class _Process:
         try:
             with self._duty.busy("step"):
                 return self._actor.step()
-        except Exception:
-            if self.gang.breaks == breaks:
+        except Exception as error:
+            if not self.gang.broke_since(breaks, error):
                 raise
             self._context.events.emit("gang_left", epoch=self.gang.epoch, method="step")
             return None
@@ -304,7 +304,7 @@ class _Process:
         self._courier.respond(incoming, Failed(id=incoming.call.id, kind="refused", message=message))
 
     def _fail(self, incoming: Incoming, error: Exception) -> None:
-        if self._duty.end(incoming) and not isinstance(error, GangAborted):
+        if self._duty.end(incoming, error) and not isinstance(error, GangAborted):
             aborted = self.gang.aborted()
             aborted.__cause__ = error  # a collective that broke raises what its library likes
             error = aborted
@@ -369,7 +369,7 @@ class _Process:
             with self._duty.busy("on_regroup"):
                 self._actor.on_regroup(group.epoch)
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
-            if self.gang.breaks == breaks:
+            if not self.gang.broke_since(breaks, error):
                 self._end(error)
         self._next_turn()
 
