@@ -53,6 +53,8 @@ from transport.control import Frames
 from transport.errors import CodecError
 
 MAILBOX_MESSAGES = 1024
+LAST_WORDS_S = 0.05
+"""How long a fatal error's own answer gets to leave the process before it ends."""
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
@@ -311,7 +313,7 @@ class _Process:
         self._send_failure(incoming, error)
         if isinstance(error, type(self._actor).fatal):
             self._stopping = True
-            self._end(error)
+            self._loop.call_later(LAST_WORDS_S, self._end, error)
 
     def _send_failure(self, incoming: Incoming, error: Exception) -> None:
         failed = failure.describe(incoming.call.id, error)
