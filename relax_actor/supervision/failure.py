@@ -41,7 +41,7 @@ class Window:
 
         A host that is lost takes many actors with it: that is one restart.
         """
-        if self._is_same_host_loss(cause):
+        if cause.child == child and self._is_same_host_loss(cause):
             return
         self._restarts.append(_Restart(child=child, at_s=now, cause=cause))
         while now - self._restarts[0].at_s > self._intensity.within_s:

@@ -6,7 +6,7 @@ from relax_actor.supervision.events import Decision, Exit, ExitKind
 from relax_actor.supervision.failure import Ending, own_ending
 from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.spares import SparePool
-from relax_actor.supervision.spec import ChildSpec
+from relax_actor.supervision.spec import ChildSpec, RestartType
 from relax_actor.supervision.states import ChildState, Trigger
 
 
@@ -37,6 +37,7 @@ class Leaf(Node):
         self._aborting = 0  # the epoch whose collectives it has not left yet
         self._ending: Ending | None = None  # what `on_failure` is being asked about
         self.is_aborted = False  # its group broke, and it is in no other yet
+        self._is_dying = False  # it runs no code any more, but is not gone
         self.is_linked_end = False  # an actor linked to it failed, so it is killed
         self._failure: Exit | None = None  # why it was given up before it was gone
         self._raised = ""  # what its __init__ said
@@ -48,6 +49,7 @@ class Leaf(Node):
         incarnation = self._begin()
         self._failure, self._raised, self.is_killed = None, "", False
         self._aborting, self.is_aborted, self.is_linked_end = 0, False, False
+        self._is_dying = False
         self._started_at_s = self._desk.now
         if self._pool is None or not self._pool.take(self.name, incarnation, self._replica):
             self._desk.commands.append(
@@ -108,7 +110,14 @@ class Leaf(Node):
     @property
     def is_free(self) -> bool:
         """Whether it can join a collective group."""
-        return self.state is ChildState.READY and not self._aborting
+        return self.state is ChildState.READY and not self._aborting and not self._is_dying
+
+    def dying(self) -> bool:
+        """Note that it runs no code any more; return whether that breaks its gang before it is gone."""
+        is_news = self.is_free and not self.is_aborted
+        self._is_dying = True
+        is_to_end = self.is_doomed or self.is_leaving
+        return is_news and not is_to_end and self.restart is RestartType.PERMANENT
 
     def abort(self, epoch: int, reason: str) -> None:
         """Get it out of its collectives within `abort_grace_s`."""

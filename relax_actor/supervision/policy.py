@@ -60,7 +60,6 @@ from relax_actor.supervision.node import Node
 from relax_actor.supervision.spares import Spare, SparePool
 from relax_actor.supervision.spec import (
     ChildSpec,
-    RestartType,
     SpecError,
     SupervisorSpec,
     check,
@@ -225,11 +224,8 @@ class TreePolicy:
 
     def _dying(self, leaf: Leaf) -> None:
         """Break its gang at once, unless it may be ending well."""
-        if leaf.is_aborted or leaf.restart is not RestartType.PERMANENT:
-            return
-        branch = self._branch_of(leaf)
-        if leaf.is_free and not branch.is_closing and not leaf.is_doomed and not leaf.is_leaving:
-            branch.dying(leaf, "is dying")
+        if leaf.dying():
+            self._branch_of(leaf).dying(leaf, "is dying")
 
     def _gone(self, leaf: Leaf, exit_: Exit) -> None:
         """Let its supervisor decide; whoever is linked to a failed actor is killed."""

@@ -368,6 +368,7 @@ def test_a_dying_rank_breaks_its_gang_before_it_is_gone() -> None:
 
     assert world.send(dying).new() == ["abort a/1#1 1"]
     assert world.send(dying).new() == []
+    assert world.release("a/1") == []  # and does not meet the dying again
     assert world.send(Dying(name="a/1", incarnation=1)).new() == []
     assert world.die("a/0") == []
 
