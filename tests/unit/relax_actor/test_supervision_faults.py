@@ -281,6 +281,7 @@ def test_a_spare_over_its_time_is_killed() -> None:
     world = running(child("a", spares=1, start_timeout_s=5.0))
 
     assert world.wait(5.0) == ["kill a.spare/1#1"]
+    assert world.stop() == ["stop a#1"]  # it was killed already
 
 
 def test_spares_are_killed_with_their_supervisor() -> None:
