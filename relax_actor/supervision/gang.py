@@ -47,6 +47,10 @@ class Gang:
             reason=reason,
         )
 
+    def disband(self) -> None:
+        """Note that the ranks are stopped together: they join a new group when they are started again."""
+        self._is_whole = False
+
     def form(self, ranks: Sequence["Leaf"]) -> None:
         """Have all ranks join the next epoch's group, as soon as all of them are ready and released."""
         if self._is_whole or not all(rank.is_free for rank in ranks):

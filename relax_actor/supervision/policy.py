@@ -43,7 +43,6 @@ from relax_actor.supervision.events import (
     Gone,
     InitFailed,
     KillRequested,
-    LeafEvent,
     LinkAdded,
     Ready,
     Released,
@@ -54,10 +53,8 @@ from relax_actor.supervision.events import (
     TimerFired,
 )
 from relax_actor.supervision.failure import Ending, failure_text, own_ending
-from relax_actor.supervision.leaf import Leaf
-from relax_actor.supervision.links import Links
+from relax_actor.supervision.news import News
 from relax_actor.supervision.node import Node
-from relax_actor.supervision.spares import Spare, SparePool
 from relax_actor.supervision.spec import (
     ChildSpec,
     SpecError,
@@ -133,7 +130,7 @@ class TreePolicy:
         self._desk = Desk(rng, consult_s)
         self._top = _Top()
         self._root = Branch(spec, self._top, self._desk)
-        self._links = Links()
+        self._news = News(self._root, self._desk)
         self._deadline = StopDeadline(self._root, self._desk, stop_total_s)
         self._stop_reason = ""
         self._is_finished = False
@@ -180,11 +177,11 @@ class TreePolicy:
             case StartAll():
                 self._start()
             case Ready() | InitFailed() | Gone() | Dying() | Failed() | Released() | Decided():
-                self._tell(event)
+                self._news.tell(event)
             case SpareReady():
-                self._tell_spare(event)
+                self._news.tell_spare(event)
             case LinkAdded():
-                self._link(event)
+                self._news.link(event)
             case TimerFired():
                 self._desk.fire(event.timer)
             case StopRequested():
@@ -199,66 +196,6 @@ class TreePolicy:
     def _start(self) -> None:
         if self._root.incarnation == 0:
             self._root.start()
-
-    def _tell(self, event: LeafEvent) -> None:
-        leaf = self._find_leaf(event.name)
-        is_heard = leaf is not None and (leaf.is_alive or isinstance(event, Decided))
-        if leaf is None or not is_heard or leaf.incarnation != event.incarnation:
-            self._tell_spare(event)
-            return
-        match event:
-            case Ready():
-                leaf.ready()
-            case InitFailed():
-                leaf.init_failed(event.error)
-            case Dying():
-                self._dying(leaf)
-            case Failed():
-                leaf.fail(event.exit)
-            case Released():
-                leaf.released(event.epoch)
-            case Decided():
-                leaf.decided(event.decision, event.detail)
-            case _:
-                self._gone(leaf, event.exit)
-
-    def _dying(self, leaf: Leaf) -> None:
-        """Break its gang at once, unless it may be ending well."""
-        if leaf.dying():
-            self._branch_of(leaf).dying(leaf, "is dying")
-
-    def _gone(self, leaf: Leaf, exit_: Exit) -> None:
-        """Let its supervisor decide; whoever is linked to a failed actor is killed."""
-        is_failure = leaf.is_failure(exit_) and not leaf.is_doomed and not leaf.is_leaving
-        is_own = is_failure and not self._branch_of(leaf).is_closing
-        leaf.gone(exit_)
-        for name in self._links.with_fate_of(leaf.name) if is_own else ():
-            other = self._find_leaf(name)
-            if other is not None and other.fail_with(leaf.name, exit_):
-                self._desk.report(
-                    ReportKind.LINKED_KILL, child=name, incarnation=other.incarnation, because=leaf.name
-                )
-
-    def _tell_spare(self, event: LeafEvent | SpareReady) -> None:
-        found = self._find_spare(event.name)
-        match event:
-            case SpareReady() if found:
-                found[0].ready(found[1])
-            case Gone() if found:
-                found[0].gone(found[1], event.exit)
-            case InitFailed() if found:
-                found[1].kill()
-            case _:
-                self._report_stale(event)
-
-    def _report_stale(self, event: LeafEvent | SpareReady) -> None:
-        self._desk.report(
-            ReportKind.STALE_EVENT,
-            child=event.name,
-            incarnation=1 if isinstance(event, SpareReady) else event.incarnation,
-            current=self._desk.incarnations.get(event.name, 0),
-            event=type(event).__name__,
-        )
 
     def _stop(self, reason: str) -> None:
         if self._root.is_closing:
@@ -275,12 +212,6 @@ class TreePolicy:
             if leaf.is_alive:
                 leaf.kill()
         self._stop(reason)
-
-    def _link(self, event: LinkAdded) -> None:
-        for name in (event.a, event.b):
-            if self._find_leaf(name) is None:
-                raise SpecError(name, "is no actor of this tree, so it cannot be linked")
-        self._links.add(event.a, event.b)
 
     def _add(self, event: AddChild) -> None:
         supervisor = self._find_branch(event.supervisor)
@@ -303,16 +234,6 @@ class TreePolicy:
                     branch.remove(nodes)
                 return
         raise SpecError(name, "is no child of any supervisor, so it cannot be removed")
-
-    def _find_leaf(self, name: str) -> Leaf | None:
-        return next((leaf for leaf in self._root.leaves() if leaf.name == name), None)
-
-    def _find_spare(self, name: str) -> tuple[SparePool, Spare] | None:
-        spares = (each for branch in self._root.branches() for each in branch.spares())
-        return next((each for each in spares if each[1].name == name), None)
-
-    def _branch_of(self, leaf: Leaf) -> Branch:
-        return next(branch for branch in self._root.branches() if leaf in branch.nodes)
 
     def _find_branch(self, name: str) -> Branch:
         for branch in self._root.branches():

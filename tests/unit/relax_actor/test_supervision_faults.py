@@ -404,6 +404,17 @@ def test_a_shared_restart_gets_ranks_out_of_their_collectives_first() -> None:
     assert world.ready("a/0", "a/1") == ["regroup a/0#2 2", "regroup a/1#2 2"]
 
 
+def test_a_gang_that_is_restarted_for_another_meets_again() -> None:
+    world = running(child("a"), child("b", replicas=2, gang=True), strategy=Strategy.ONE_FOR_ALL)
+
+    assert world.die("a") == ["stop b/0#1", "stop b/1#1"]
+    world.die("b/0", STOPPED)
+    world.die("b/1", STOPPED)
+    world.wait(1.0)
+    world.ready("a")
+    assert world.ready("b/0", "b/1") == ["regroup b/0#2 2", "regroup b/1#2 2"]
+
+
 def test_a_rank_is_not_removed_without_its_gang() -> None:
     """A rank cannot be removed without its gang."""
     world = running(child("a", replicas=2, gang=True), child("b"))
