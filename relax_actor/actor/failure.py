@@ -1,9 +1,9 @@
 """Errors across processes: text first, the original type where the caller knows it, no pickle."""
 
 import builtins
+import contextlib
 import sys
 import traceback
-from typing import cast
 
 from relax_actor.actor.wire import Failed
 from relax_actor.errors import ActorError, CallRefused, MailboxFull, RemoteError, SerializationError
@@ -62,10 +62,10 @@ def _known_type(type_name: str) -> type[Exception] | None:
 def _blank(original: type[Exception]) -> RemoteError:
     """Make an instance without calling the original's own __init__, whose arguments are not known here."""
     cls = _dual(original)
-    try:
-        return cast(RemoteError, original.__new__(cls))  # MemoryError insists on its own __new__
-    except TypeError:  # a __new__ that wants arguments
-        return RemoteError.__new__(RemoteError)
+    for make in (cls.__new__, BaseException.__new__):  # the second for MemoryError, whose own is refused
+        with contextlib.suppress(TypeError):
+            return make(cls)
+    return RemoteError.__new__(RemoteError)  # a __new__ that wants arguments
 
 
 def _dual(original: type[Exception]) -> type[RemoteError]:
