@@ -20,7 +20,7 @@ class Worker(Actor):
     def __init__(self) -> None:
         self.done = 0
 
-    @endpoint(max_runtime_s=5.0)
+    @endpoint(idempotent=True, max_runtime_s=5.0)  # a job that never began is sent again
     def work(self, job: int) -> str:
         self.done += 1
         if self.done == 3:
@@ -40,7 +40,7 @@ def main() -> None:
     with Supervisor(spec, on_failure=decide, stop_total_s=2.0) as tree:
         monitor = tree.monitor("worker")
         worker = tree.ref("worker", Worker).within(2.0)
-        for job in range(12):
+        for job in range(10):
             try:
                 print(worker.ask(Worker.work, job).result())
             except ActorError as error:
