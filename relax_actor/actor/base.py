@@ -88,12 +88,12 @@ class Host(Protocol):
         """End the process normally once the message at hand is done."""
         ...
 
-    def ref(self, name: str, actor: type[A]) -> "Ref[A]":
-        """Return a ref that follows restarts of `name`."""
+    def progress(self, text: str) -> None:
+        """Write on the status page how far the work has come."""
         ...
 
-    def progress(self, text: str) -> None:
-        """Note that the work goes on."""
+    def ref(self, name: str, actor: type[A]) -> "Ref[A]":
+        """Return a ref that follows restarts of `name`."""
         ...
 
     @property
@@ -133,10 +133,6 @@ class Context:
         """The collective group this actor is a rank of, where its child spec says `gang`."""
         return self._host.gang
 
-    def progress(self, text: str = "") -> None:
-        """Say that the work goes on, so that it is not taken for a hang; any thread may call it."""
-        self._host.progress(text)
-
     def wake(self) -> None:
         """Let `step` run again as soon as the message at hand is done; any thread may call it."""
         self._host.wake()
@@ -144,6 +140,14 @@ class Context:
     def finish(self) -> None:
         """End this actor normally; a permanent child is restarted, a transient one is not."""
         self._host.finish()
+
+    def progress(self, text: str = "") -> None:
+        """Say how far the work has come, for whoever looks at this actor, also after its death.
+
+        Who says so is not taken for hung. Costs a store into shared memory; any thread may call it. What is
+        beyond 256 bytes is cut off.
+        """
+        self._host.progress(text)
 
 
 class Actor:

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from relax_actor.actor import failure, wire
+from relax_actor.actor import failure, page, wire
 from relax_actor.actor.base import EndpointOptions
 from relax_actor.actor.convert import convert, signature_of
 from relax_actor.actor.ref import Reply
-from relax_actor.actor.wire import AnyRecord, Call, Failed, PeerGone, PeerUp, Record, Result
+from relax_actor.actor.wire import AnyRecord, Call, Dying, Failed, PeerGone, PeerUp, Record, Result
 from relax_actor.errors import (
     ActorDied,
     ActorError,
@@ -42,6 +42,9 @@ from transport.zmq_control import ZmqNetwork
 
 RETRY_FULL_S = 0.001
 """How soon a send that met a full channel is tried again."""
+
+LATE_REPLY_S = 0.02
+"""How long a dead actor's last replies may still be read for."""
 
 MAX_WAITING_CALLS = 4096
 """Calls to one actor that may wait for it to come up or to drain."""
@@ -77,6 +80,8 @@ class _Peer:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.dying: Dying | None = None  # nothing more is sent; a reply may still be on its way
+        self.last_dead = 0  # incarnation
         self.incarnation: int | None = None
         self.channel: Channel | None = None
         self.waiting: deque[_Pending] = deque()
@@ -95,6 +100,7 @@ class Courier:
         on_call: takes a call off the wire; loop thread; False when the mailbox is full.
         on_record: takes any other record; loop thread.
         on_reply: told after a reply ended, so that a waiting `step` can look; loop thread.
+        on_start: told before the sockets are bound; loop thread.
     """
 
     def __init__(
@@ -107,8 +113,10 @@ class Courier:
         on_call: Callable[[Incoming], bool] = lambda _incoming: False,
         on_record: Callable[[bytes, Record, Frames], None] = lambda _peer, _record, _frames: None,
         on_reply: Callable[[], None] = lambda: None,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
+        self._key, self._on_start = page.sender_key(holder.name, holder.incarnation), on_start
         self._address, self._head_address = address, head
         self._on_call, self._on_record, self._on_reply = on_call, on_record, on_reply
         self._peers: dict[str, _Peer] = {}
@@ -176,6 +184,7 @@ class Courier:
                 network.close()
 
     async def _open(self) -> ZmqNetwork:
+        self._on_start()
         network = ZmqNetwork()
         self._network = network
         self._listener = network.listen(self._address, self._heard)
@@ -218,7 +227,7 @@ class Courier:
     def incarnation_of(self, name: str) -> int | None:
         """Return the incarnation that takes calls now, if any."""
         peer = self._peers.get(name)
-        return peer.incarnation if peer else None
+        return peer.incarnation if peer and not peer.dying else None
 
     def respond(self, incoming: Incoming, record: Record, frames: Frames = ()) -> None:
         """Answer a call; any thread."""
@@ -267,7 +276,7 @@ class Courier:
         self._flush(peer)
 
     def _flush(self, peer: _Peer) -> None:
-        while peer.waiting and peer.incarnation is not None:
+        while peer.waiting and peer.incarnation is not None and peer.dying is None:
             pending = peer.waiting[0]
             if pending.reply.done():
                 peer.waiting.popleft()
@@ -361,6 +370,8 @@ class Courier:
         record = self._decode(frames)
         if isinstance(record, PeerUp):
             self.peer_up(record)
+        elif isinstance(record, Dying):
+            self.peer_dying(record)
         elif isinstance(record, PeerGone):
             self.peer_gone(record)
         if record is not None:
@@ -369,7 +380,7 @@ class Courier:
     def peer_up(self, up: PeerUp) -> None:
         """Send calls for this actor to this incarnation from now on; loop thread."""
         peer = self._peer(up.name)
-        if peer.incarnation is not None and up.incarnation <= peer.incarnation:
+        if up.incarnation <= max(peer.incarnation or 0, peer.last_dead):
             return
         self._disconnect(peer, "it was restarted")
         peer.incarnation = up.incarnation
@@ -379,6 +390,23 @@ class Courier:
             identity=str(self._holder).encode(),
         )
         self._flush(peer)
+
+    def peer_dying(self, dying: Dying) -> None:
+        """Fail at once what will have no answer, the rest when a reply had time to arrive; loop thread."""
+        peer = self._peer(dying.name)
+        if peer.incarnation != dying.incarnation or peer.dying is not None:
+            return
+        peer.dying = dying
+        for pending in list(peer.in_flight.values()):
+            is_running = (dying.running_sender, dying.running_id) == (self._key, pending.id)
+            if not pending.idempotent and (is_running or self._executed(peer, pending) is Executed.NO):
+                del peer.in_flight[pending.id]
+                self._die(peer, pending, dying.reason)
+        self.loop.call_later(LATE_REPLY_S, self._forget, peer, dying)
+
+    def _forget(self, peer: _Peer, dying: Dying) -> None:
+        if peer.dying is dying:
+            self._disconnect(peer, dying.reason)
 
     def peer_gone(self, gone: PeerGone) -> None:
         """Fail or keep the calls that were with this incarnation; loop thread."""
@@ -391,13 +419,21 @@ class Courier:
             return
         peer.channel.close()
         lost, incarnation = list(peer.in_flight.values()), peer.incarnation
-        peer.channel, peer.incarnation = None, None
+        peer.channel, peer.incarnation, peer.last_dead = None, None, incarnation
         peer.in_flight.clear()
         for pending in reversed(lost):
             if pending.idempotent and pending.pinned is None:
                 peer.waiting.appendleft(pending)
             else:
-                self._end(pending, ActorDied(peer.name, incarnation, reason, Executed.MAYBE))
+                self._die(peer, pending, reason)
+        peer.dying = None
+
+    def _die(self, peer: _Peer, pending: _Pending, reason: str) -> None:
+        executed = self._executed(peer, pending)
+        self._end(pending, ActorDied(peer.name, pending.sent_to or 0, reason, executed))
+
+    def _executed(self, peer: _Peer, pending: _Pending) -> Executed:
+        return page.executed(peer.dying, self._key, pending.id) if peer.dying else Executed.MAYBE
 
     def _answered(self, peer: _Peer, frames: Frames) -> None:
         record = self._decode(frames)

@@ -27,6 +27,7 @@ from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier, Incoming
 from relax_actor.actor.duty import Duty
 from relax_actor.actor.gang import Gang
+from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import (
     Failed,
@@ -51,6 +52,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
+from transport.shm import ShmSpace
 
 MAILBOX_MESSAGES = 1024
 LAST_WORDS_S = 0.05
@@ -58,10 +60,14 @@ LAST_WORDS_S = 0.05
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
+TICK_S = 0.25
+"""How often the I/O thread says on the status page that it runs."""
+
 
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     """Run one actor until it ends; return the process' exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
+    faulthandler.enable()  # a SIGSEGV leaves its stacks in the log
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faults.arm(spawn.name, spawn.incarnation)
     sys.path.extend(entry for entry in config.path if entry not in sys.path)
@@ -118,6 +124,8 @@ class _Process:
         self._actor: Actor
         self._promoted: asyncio.Future[Promote]
         self.gang = Gang()
+        space = ShmSpace(config.run_id, config.shm_root)
+        self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
             self._holder,
             config.run_id,
@@ -126,6 +134,7 @@ class _Process:
             on_call=self._take,
             on_record=self._record,
             on_reply=self.wake,
+            on_start=self._hold_page,
         )
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
@@ -146,6 +155,7 @@ class _Process:
             if self._spawn.is_spare:
                 await self._await_promotion()
             self._duty.start(self._holder)
+            self._page.set_state(PageState.READY)
             self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
             await self._serve()
             self._actor.on_stop(self._stop_reason)
@@ -258,15 +268,19 @@ class _Process:
             arguments, keywords = codec.unpack(incoming.frames)
             args, kwargs = signature_of(method).bind(arguments, keywords)
             self._duty.begin(incoming, options)
+            call = incoming.call
+            self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
             result = method(self._actor, *args, **kwargs)
         except (CodecError, msgspec.ValidationError) as error:
             self._refuse(incoming, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
+            self._over(incoming)
             self._fail(incoming, error)
         else:
             if isinstance(result, Awaitable):
                 self._await(incoming, result, options)
             else:
+                self._over(incoming)
                 self._answer(incoming, result)
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
@@ -282,9 +296,15 @@ class _Process:
             try:
                 value = await result
             except Exception as error:  # noqa: BLE001 - as above
+                self._over(incoming)
                 self._fail(incoming, error)
             else:
+                self._over(incoming)
                 self._answer(incoming, value)
+
+    def _over(self, incoming: Incoming) -> None:
+        call = incoming.call
+        self._page.end(call.sender, call.sender_incarnation, call.id)
 
     def _answer(self, incoming: Incoming, value: Any) -> None:
         if self._duty.end(incoming):
@@ -326,6 +346,14 @@ class _Process:
         self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=reason)
 
     # -- from the courier's thread --------------------------------------------------------------
+
+    def _hold_page(self) -> None:
+        self._page.hold()
+        self._tick()
+
+    def _tick(self) -> None:
+        self._page.tick(len(self._mailbox), len(self._tasks))
+        self._courier.loop.call_later(TICK_S, self._tick)
 
     def _take(self, incoming: Incoming) -> bool:
         if len(self._mailbox) >= MAILBOX_MESSAGES:
@@ -386,6 +414,7 @@ class _Process:
         self._stop("finished")
 
     def progress(self, text: str) -> None:
+        self._page.progress(text)
         self._duty.progress(text)
 
     def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
@@ -395,4 +424,5 @@ class _Process:
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping = True
+        self._page.set_state(PageState.STOPPING)
         self._end()

@@ -1,5 +1,6 @@
 """What kind of end it was: from the kernel's word, and from what the actor wrote of its own death."""
 
+from relax_actor.actor.wire import Exited
 from relax_actor.supervision.events import Exit, ExitKind
 
 _DEVICE_MARKS = ("DeviceLostError", "CUDA error", "AcceleratorError", "NCCL Error", "NVML")
@@ -9,21 +10,24 @@ _NOT_LOST = ("OutOfMemoryError", "out of memory")
 """Device errors that leave the device as it was."""
 
 
-def classify(*, code: int | None, signal: int | None, error: str, was_told: bool) -> Exit:
+def classify(exited: Exited, *, was_told: bool) -> Exit:
     """Say how an incarnation ended.
 
     Args:
-        code: its exit code, if it left by itself.
-        signal: what killed it, otherwise.
-        error: the traceback it wrote, or why it could not be started.
+        exited: what the node agent saw of it.
         was_told: whether it was asked to stop.
     """
+    code, signal = exited.code, exited.signal
+    if exited.held:
+        return Exit(kind=ExitKind.DEVICE_LOST, signal=signal, detail=exited.held)
+    if exited.oom:
+        return Exit(kind=ExitKind.OOM, signal=signal, detail=exited.oom)
     if code == 0:
         return Exit(kind=ExitKind.STOPPED if was_told else ExitKind.NORMAL, code=0)
     if signal is not None:
         return Exit(kind=ExitKind.STOPPED if was_told else ExitKind.SIGNAL, signal=signal)
-    kind = ExitKind.DEVICE_LOST if is_device_loss(error) else ExitKind.ERROR
-    return Exit(kind=kind, code=code, detail=last_line(error))
+    kind = ExitKind.DEVICE_LOST if is_device_loss(exited.error) else ExitKind.ERROR
+    return Exit(kind=kind, code=code, detail=last_line(exited.error))
 
 
 def is_device_loss(error: str) -> bool:

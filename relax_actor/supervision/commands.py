@@ -48,8 +48,6 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     incarnation: int
-    dump: bool = False
-    """Whether its stacks are worth a moment: it hangs."""
 
 
 class GangAbort(msgspec.Struct, frozen=True, kw_only=True):

@@ -216,8 +216,7 @@ class Leaf(Node):
 
     def _kill(self, reason: str) -> None:
         self.is_killed = True
-        is_hung = self._failure is not None and self._failure.kind is ExitKind.HANG
-        self._desk.commands.append(Kill(name=self.name, incarnation=self.incarnation, dump=is_hung))
+        self._desk.commands.append(Kill(name=self.name, incarnation=self.incarnation))
         self._desk.report(
             ReportKind.CHILD_KILLED, child=self.name, incarnation=self.incarnation, reason=reason
         )

@@ -7,24 +7,29 @@ What the shell adds is telling every actor who is up and who is gone, and writin
 import contextlib
 import inspect
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
 from relax_actor.ids import Holder
+from relax_actor.node import process
 from relax_actor.node.agent import IDENTITY
 from relax_actor.supervision import commands, events
 from relax_actor.supervision.classify import classify, last_line
+from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.host import LocalAgent, actor_address
 from relax_actor.supervision.monitor import MonitorHub, Phase
-from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec
 from relax_actor.supervision.watchdog import Watchdog
 from relax_actor.telemetry import EventLog
@@ -71,12 +76,14 @@ class TreeShell:
         self._watchdog, self._next_look = Watchdog(), 0.0
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
+        self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
         self.is_ready = False
 
     def start(self, courier: Courier) -> None:
         """Start the node agent and the tree."""
         self._courier = courier
+        self._tell_tree("tree_started")
         self._start_agent()
         self.handle(events.StartAll())
 
@@ -84,6 +91,8 @@ class TreeShell:
         """Give the policy a fact and carry out what it decides."""
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
+        if isinstance(event, events.AddChild | events.RemoveChild):
+            self._tell_tree("tree_changed")
         self._on_change()
 
     def pid(self, name: str) -> int | None:
@@ -98,6 +107,18 @@ class TreeShell:
         if hasattr(self, "_agent"):
             self._courier.loop.remove_reader(self._agent.pidfd)
             self._agent.end()
+        self._crashes.close()
+
+    def _tell_tree(self, kind: str) -> None:
+        """Log what people need to look into the run while this process is hung."""
+        self._events.emit(
+            kind,
+            run_id=self._config.run_id,
+            host=os.uname().nodename,
+            start_ticks=process.start_time(os.getpid()),
+            shm_root=self._config.shm_root,
+            tree=_outline(self._policy.snapshot()),
+        )
 
     # -- the node agent -------------------------------------------------------------------------
 
@@ -141,6 +162,8 @@ class TreeShell:
                 self._spawned(record)
             case wire.Exited():
                 self._exited(record)
+            case wire.Dying():
+                self._dying(record)
             case wire.Hello():
                 self._listeners.add(peer)
                 self._listeners.discard(
@@ -169,12 +192,16 @@ class TreeShell:
         self._pids[record.name, record.incarnation] = record.pid
         self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._agent.started(record.pid)
+        self._emit_spawned(record.name, record.incarnation, record.pid)
+
+    def _emit_spawned(self, name: str, incarnation: int, pid: int) -> None:
         self._events.emit(
             "child_spawned",
-            child=record.name,
-            incarnation=record.incarnation,
-            pid=record.pid,
-            log=str(self._log_path(record.name, record.incarnation)),
+            child=name,
+            incarnation=incarnation,
+            pid=pid,
+            start_ticks=process.start_time(pid),
+            log=str(self._log_path(name, incarnation)),
         )
 
     def _actor_ready(self, record: wire.Ready) -> None:
@@ -189,13 +216,28 @@ class TreeShell:
         self.monitors.note(Phase.READY, *key)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
 
+    def _dying(self, record: wire.Dying) -> None:
+        """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
+        name, incarnation = self._name_of(record.name, record.incarnation)
+        record = msgspec.structs.replace(record, name=name, incarnation=incarnation)
+        if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
+            del self._up[name]
+        self._listeners.discard(_identity(name, incarnation))
+        self._courier.peer_dying(record)
+        self._broadcast(record)
+        self._events.emit("child_dying", child=name, incarnation=incarnation, reason=record.reason)
+        self.monitors.note(Phase.DYING, name, incarnation)
+        self.handle(events.Dying(name=name, incarnation=incarnation))
+
     def _exited(self, record: wire.Exited) -> None:
         key = self._name_of(record.name, record.incarnation)
         if record.error and key not in self._ready:
             error = last_line(record.error)
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
         told = key in self._told_to_stop
-        how = classify(code=record.code, signal=record.signal, error=record.error, was_told=told)
+        if (spare := self._promoted.get(key)) is not None:
+            self._rename_files(self._crash_path(spare, 1), self._crash_path(*key), (".txt", ".json"))
+        how = classify(record, was_told=told)
         self._gone(*key, how)
 
     def _name_of(self, name: str, incarnation: int) -> tuple[str, int]:
@@ -214,22 +256,28 @@ class TreeShell:
             del self._up[name]
         self._courier.peer_gone(gone)
         self._broadcast(gone)
+        death = Death(
+            name=name,
+            incarnation=incarnation,
+            pid=pid,
+            exit=how,
+            log=self._log_path(name, incarnation),
+            crash=self._crash_path(name, incarnation),
+        )
         self._events.emit(
             "child_exited",
             child=name,
             incarnation=incarnation,
             pid=pid,
             reason=str(how),
-            line=self._death_line(name, incarnation, pid, how),
+            exit=how.kind.value,
+            code=how.code,
+            signal=how.signal,
+            line=(line := death.line),
         )
+        self._crashes.gather(death, line)
         self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
-
-    def _death_line(self, name: str, incarnation: int, pid: int, how: events.Exit) -> str:
-        path = self._log_path(name, incarnation)
-        last = last_line(path.read_text(errors="replace")) if path.exists() else ""
-        quoted = f'; last log: "{last}"' if last else ""
-        return f"{name} (incarnation {incarnation}, pid {pid}) died: {how}{quoted}; log: {path}"
 
     def _broadcast(self, record: Record) -> None:
         for listener in self._listeners:
@@ -279,8 +327,7 @@ class TreeShell:
             case commands.Stop():
                 self._stop(command)
             case commands.Kill():
-                name, incarnation, dump = command.name, command.incarnation, command.dump
-                self._say_agent(wire.Kill(name=name, incarnation=incarnation, dump=dump), [])
+                self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation), [])
             case commands.GangAbort() | commands.Regroup():
                 self._order_rank(command)
             case commands.SetTimer() | commands.CancelTimer():
@@ -302,7 +349,7 @@ class TreeShell:
                 self._promote(command)
 
     def _spawn(self, name: str, incarnation: int, spec: ChildSpec, *, is_spare: bool = False) -> None:
-        crash = Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}.txt"
+        crash = self._crash_path(name, incarnation)
         record = wire.Spawn(
             name=name,
             incarnation=incarnation,
@@ -310,8 +357,11 @@ class TreeShell:
             zygote=spec.zygote,
             address=str(actor_address(self._config.socket_dir, name, incarnation)),
             log=str(self._log_path(name, incarnation)),
-            crash=str(crash),
+            crash=f"{crash}.txt",
             env=dict(spec.env),
+            python=spec.python,
+            oom_score_adj=spec.oom_score_adj,
+            devices=spec.devices,
             is_spare=is_spare,
             hang_after_s=spec.hang_after_s,
             is_rank=spec.gang,
@@ -325,12 +375,22 @@ class TreeShell:
         self._pids[key] = self._pids.pop(spare, 0)
         self._watchdog.forget(spare)
         self._watchdog.watch(key, command.spec.hang_after_s)
-        with contextlib.suppress(OSError):  # it writes on into the same file
-            self._log_path(*spare).rename(self._log_path(*key))
+        self._rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
+        self._emit_spawned(*key, self._pids[key])
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._say_agent(record, [])
         self._courier.say(_identity(*spare), record)
         self.monitors.note(Phase.UP, *key)
+
+    def _rename_files(self, old: Path, new: Path, suffixes: tuple[str, ...]) -> None:
+        """Let what a spare wrote be found under its new name, and under the old one; it may write on."""
+        for suffix in suffixes:
+            source, target = (
+                path.with_name(f"{path.name.removesuffix(suffix)}{suffix}") for path in (old, new)
+            )
+            with contextlib.suppress(OSError):
+                source.rename(target)
+                source.symlink_to(target.name)
 
     def _order_rank(self, command: commands.GangAbort | commands.Regroup) -> None:
         peer = _identity(command.name, command.incarnation)
@@ -377,6 +437,9 @@ class TreeShell:
     def _log_path(self, name: str, incarnation: int) -> Path:
         return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
 
+    def _crash_path(self, name: str, incarnation: int) -> Path:
+        return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
+
 
 def target_of(actor: type | str) -> str:
     """Name an actor class so that another process finds it: `module:Class`, or `path.py:Class`.
@@ -395,3 +458,10 @@ def target_of(actor: type | str) -> str:
 
 def _identity(name: str, incarnation: int) -> bytes:
     return str(Holder(name, incarnation)).encode()
+
+
+def _outline(node: NodeStatus) -> dict[str, Any]:
+    """Return who is below whom, in the order of the spec."""
+    if not node.is_supervisor:
+        return {"name": node.name}
+    return {"name": node.name, "children": [_outline(child) for child in node.children]}
