@@ -21,7 +21,7 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True):
 class SpawnSpare(msgspec.Struct, frozen=True, kw_only=True):
     """Start a process that runs the actor's `__init__` and waits; answered by `SpareReady` or `Gone`."""
 
-    name: str  # `id.spare/n`, never used twice; its incarnation is 1
+    name: str  # `id/SPARE/n`, never used twice; its incarnation is 1
     spec: ChildSpec
 
 

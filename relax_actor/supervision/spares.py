@@ -87,7 +87,7 @@ class SparePool:
     def fill(self) -> None:
         """Start what is missing, unless one was lost just now."""
         while not self._is_draining and not self._timer and len(self._spares) < self._spec.spares:
-            name = f"{self._spec.id}.spare"
+            name = f"{self._spec.id}/SPARE"  # no id is in capitals, so nobody else is called that
             spare = Spare(f"{name}/{self._desk.next_incarnation(name)}", self, self._desk)
             self._spares[spare.name] = spare
             spare.start(self._spec)

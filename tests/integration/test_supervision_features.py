@@ -213,15 +213,15 @@ def test_a_spare_takes_over_at_once_under_the_name_and_next_incarnation_of_the_d
         eventually(lambda: tree.pid("worker/1") == spare_pid)
         who = tree.ref("worker/1", Worker).ask(Worker.who).result()
         assert time.monotonic() - started < 5.0
-        assert who == (spare_pid, 2, "worker.spare/1", "worker/1#2")
+        assert who == (spare_pid, 2, "worker/SPARE/1", "worker/1#2")
         assert (tmp_path / "logs" / "worker-1-2.log").exists()
         eventually(lambda: len(events_of(tree, "spare_ready")) == 2)
         os.kill(spare_pid, signal.SIGKILL)
-        assert tree.ref("worker/1", Worker).within(20).ask(Worker.who).result()[1:3] == (3, "worker.spare/2")
+        assert tree.ref("worker/1", Worker).within(20).ask(Worker.who).result()[1:3] == (3, "worker/SPARE/2")
         pids = [tree.pid(f"worker/{index}") for index in range(2)]
         assert [event["spare"] for event in events_of(tree, "restart_by_spare")] == [
-            "worker.spare/1",
-            "worker.spare/2",
+            "worker/SPARE/1",
+            "worker/SPARE/2",
         ]
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not psutil.Process().children(recursive=True)
@@ -231,7 +231,7 @@ def test_a_spare_takes_over_at_once_under_the_name_and_next_incarnation_of_the_d
 def test_a_spare_that_dies_is_replaced_and_is_nobodys_failure(tmp_path):
     with Supervisor(spec_of(worker(spares=1)), run_dir=tmp_path) as tree:
         eventually(lambda: events_of(tree, "spare_ready"))
-        os.kill(tree.pid("worker.spare/1"), signal.SIGKILL)
+        os.kill(tree.pid("worker/SPARE/1"), signal.SIGKILL)
         eventually(lambda: len(events_of(tree, "spare_ready")) == 2)
         assert incarnation(tree) == 1
         assert not events_of(tree, "child_restarting")

@@ -234,23 +234,23 @@ def test_spares_are_started_once_the_child_is_ready() -> None:
 
     world.start()
     world.ready("a")
-    assert world.ready("b") == ["spare a.spare/1", "spare a.spare/2"]
-    assert world.spare_ready("a.spare/1") == []
-    assert world.reported(ReportKind.SPARE_READY) == [{"spare": "a.spare/1"}]
-    assert world.policy.snapshot().spares == ("a.spare/1", "a.spare/2")
+    assert world.ready("b") == ["spare a/SPARE/1", "spare a/SPARE/2"]
+    assert world.spare_ready("a/SPARE/1") == []
+    assert world.reported(ReportKind.SPARE_READY) == [{"spare": "a/SPARE/1"}]
+    assert world.policy.snapshot().spares == ("a/SPARE/1", "a/SPARE/2")
 
 
 def test_a_spare_takes_over_at_once() -> None:
     """A ready spare takes over at once as the next incarnation; the next one is started when it is ready."""
     world = running(child("a", replicas=2, spares=1))
-    world.spare_ready("a.spare/1")
+    world.spare_ready("a/SPARE/1")
 
     assert world.die("a/1") == []
-    assert world.wait(0.0) == ["promote a.spare/1 a/1#2"]
+    assert world.wait(0.0) == ["promote a/SPARE/1 a/1#2"]
     assert world.reported(ReportKind.RESTART_BY_SPARE) == [
-        {"child": "a/1", "incarnation": 2, "spare": "a.spare/1"}
+        {"child": "a/1", "incarnation": 2, "spare": "a/SPARE/1"}
     ]
-    assert world.ready("a/1") == ["spare a.spare/2"]
+    assert world.ready("a/1") == ["spare a/SPARE/2"]
 
 
 def test_without_a_ready_spare_a_restart_is_like_any_other() -> None:
@@ -266,13 +266,13 @@ def test_a_lost_spare_is_replaced() -> None:
     """A spare that is lost is replaced after a back-off, and is nobody's failure."""
     world = running(child("a", spares=2), intensity=Intensity(restarts=0))
 
-    assert world.die("a.spare/1") == []
-    assert world.reported(ReportKind.SPARE_LOST) == [{"spare": "a.spare/1", "reason": "SIGKILL"}]
-    assert world.die("a.spare/2") == []
-    assert world.wait(1.0) == ["spare a.spare/3", "spare a.spare/4"]
-    assert world.send(InitFailed(name="a.spare/3", incarnation=1, error="x")).new() == ["kill a.spare/3#1"]
-    assert world.send(SpareReady(name="a.spare/3")).new() == []  # too late
-    assert world.die("a.spare/3") == []
+    assert world.die("a/SPARE/1") == []
+    assert world.reported(ReportKind.SPARE_LOST) == [{"spare": "a/SPARE/1", "reason": "SIGKILL"}]
+    assert world.die("a/SPARE/2") == []
+    assert world.wait(1.0) == ["spare a/SPARE/3", "spare a/SPARE/4"]
+    assert world.send(InitFailed(name="a/SPARE/3", incarnation=1, error="x")).new() == ["kill a/SPARE/3#1"]
+    assert world.send(SpareReady(name="a/SPARE/3")).new() == []  # too late
+    assert world.die("a/SPARE/3") == []
     assert world.states() == {"a": ChildState.READY}
 
 
@@ -280,36 +280,36 @@ def test_a_spare_over_its_time_is_killed() -> None:
     """A spare that is not ready within `start_timeout_s` is killed."""
     world = running(child("a", spares=1, start_timeout_s=5.0))
 
-    assert world.wait(5.0) == ["kill a.spare/1#1"]
+    assert world.wait(5.0) == ["kill a/SPARE/1#1"]
     assert world.stop() == ["stop a#1"]  # it was killed already
 
 
 def test_spares_are_killed_with_their_supervisor() -> None:
     """Spares are killed when their supervisor comes down, or their child is removed."""
     world = running(child("a", spares=2), child("b"))
-    world.spare_ready("a.spare/1")
+    world.spare_ready("a/SPARE/1")
 
-    assert world.stop() == ["kill a.spare/1#1", "kill a.spare/2#1", "stop b#1"]
+    assert world.stop() == ["kill a/SPARE/1#1", "kill a/SPARE/2#1", "stop b#1"]
     assert world.die("b", STOPPED) == ["stop a#1"]
     assert world.die("a", STOPPED) == []
-    assert world.die("a.spare/1") == []
-    assert world.die("a.spare/2") == ["finished ok"]
+    assert world.die("a/SPARE/1") == []
+    assert world.die("a/SPARE/2") == ["finished ok"]
 
     world = running(child("a", spares=1), child("b"))
     world.send(RemoveChild(name="a"))
     world.new()
-    assert world.die("a", STOPPED) == ["kill a.spare/1#1"]
-    world.die("a.spare/1")
+    assert world.die("a", STOPPED) == ["kill a/SPARE/1#1"]
+    world.die("a/SPARE/1")
     assert world.policy.snapshot().spares == ()
 
 
 def test_what_is_heard_of_no_spare_changes_nothing() -> None:
     world = running(child("a", spares=1))
 
-    world.send(SpareReady(name="a.spare/9"))
-    world.send(Gone(name="a.spare/9", incarnation=1, exit=SIGKILL))
+    world.send(SpareReady(name="a/SPARE/9"))
+    world.send(Gone(name="a/SPARE/9", incarnation=1, exit=SIGKILL))
     assert [each["event"] for each in world.reported(ReportKind.STALE_EVENT)] == ["SpareReady", "Gone"]
-    assert world.die("a.spare/1") == []
+    assert world.die("a/SPARE/1") == []
     assert world.stop() == ["stop a#1"]  # a refill that waits is called off
 
 
