@@ -8,6 +8,8 @@ from relax_actor._neighbours import claim
 claim("transport")
 
 from relax_actor.actor import Actor, Context, Ref, Reply, endpoint  # noqa: E402 - after `transport` is ours
+from relax_actor.supervision.events import Decision  # noqa: E402
+from relax_actor.supervision.hook import Failure  # noqa: E402
 from relax_actor.supervision.spec import (  # noqa: E402
     Backoff,
     ChildSpec,
@@ -25,6 +27,8 @@ __all__ = [
     "Backoff",
     "ChildSpec",
     "Context",
+    "Decision",
+    "Failure",
     "Intensity",
     "Ref",
     "Reply",

@@ -259,6 +259,15 @@ class Courier:
         """Send a record to the head; any thread."""
         self.run_soon(self._send_head, record)
 
+    def rename(self, holder: Holder) -> None:
+        """Be somebody else from now on: a spare that was promoted; loop thread."""
+        self._holder = holder
+        if self._head is not None and self._head_address is not None:
+            self._head.close()
+            self._head = self._network.connect(
+                self._head_address, self._heard_head, identity=str(holder).encode()
+            )
+
     def say(self, peer: bytes, record: Record, frames: Frames = (), tries: int = 1000) -> None:
         """Send a record to whoever connected as `peer`; loop thread. A peer that is gone is not told."""
         if self.lines.say(peer, record, frames):
