@@ -54,7 +54,7 @@ class TreeShell:
         hook: decides what follows from failures, if the user gave one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the supervisor makes one, once
         self,
         policy: TreePolicy,
         fleet: Fleet,
