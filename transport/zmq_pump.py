@@ -9,13 +9,13 @@ not while it has messages, and any call on the socket may consume the change. So
 - whatever a callback raises, the rest is still read.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import zmq
 
 from transport.control import Frame
+from transport.zmq_hub import Watcher
 
 DRAIN_MESSAGES: Final = 100
 """How many messages are read before other callbacks of the loop have their turn."""
@@ -36,14 +36,14 @@ class Pump:
     """One socket, read by the loop from now on.
 
     Args:
-        loop: whose thread owns the socket.
+        loop: who reads: the event loop whose thread owns the socket, or the hub whose lock guards it.
         socket: made, bound or connected by the caller; closed by `close`.
-        on_frames: called on the loop with all frames of each message.
+        on_frames: called by the reader with all frames of each message.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Watcher,
         socket: "zmq.Socket[bytes]",
         on_frames: Callable[[list[memoryview]], None],
     ) -> None:

@@ -75,6 +75,10 @@ class Host(Protocol):
         """Return a ref that follows restarts of `name`."""
         ...
 
+    def cancelled(self) -> bool:
+        """Whether the caller of the endpoint that runs has given up."""
+        ...
+
 
 class Context:
     """An actor's view of the tree it lives in. Set before the constructor runs."""
@@ -101,6 +105,10 @@ class Context:
     def ref(self, name: str, actor: type[A]) -> "Ref[A]":
         """Return a ref to another actor; it is logical and follows restarts."""
         return self._host.ref(name, actor)
+
+    def cancelled(self) -> bool:
+        """Whether the caller of the synchronous endpoint that runs now has cancelled its call."""
+        return self._host.cancelled()
 
     def wake(self) -> None:
         """Let `step` run again as soon as the message at hand is done; any thread may call it."""

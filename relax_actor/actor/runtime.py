@@ -1,20 +1,25 @@
 """The main thread of an actor process: constructor, messages one at a time, `step` in between, end.
 
-The courier's thread puts calls into a bounded mailbox; this thread takes them out in order. Asynchronous
+Calls are put into a bounded mailbox by whoever reads the sockets, which is this thread while it is idle (see
+`watch`), and taken out in order. Asynchronous
 endpoints run as tasks of this thread's event loop, so their awaits let other messages in; synchronous
 endpoints and `step` have the thread to themselves.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
+import inspect
+import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +28,13 @@ import msgspec
 from relax_actor import faults
 from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
-from relax_actor.actor.convert import signature_of
-from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.convert import Signature, signature_of
+from relax_actor.actor.courier import Callee, Courier
+from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
 from relax_actor.actor.ref import Ref
-from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Result, Spawn, Stop
+from relax_actor.actor.stacks import stacks_of_all_threads
+from relax_actor.actor.watch import RestingSelector
+from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Spawn, Stop
 from relax_actor.ids import Holder
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -34,7 +42,6 @@ from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
 
-MAILBOX_MESSAGES = 1024
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
@@ -79,37 +86,48 @@ def _load_script(path: str) -> Any:
     return module
 
 
-class _Process:
+class _Endpoint(msgspec.Struct, frozen=True):
+    method: Callable[..., Any]
+    options: EndpointOptions
+    signature: Signature
+
+
+class _Process(Callee):
     """One actor, its mailbox and its courier."""
 
     def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
         self._spawn = spawn
         self._holder = Holder(spawn.name, spawn.incarnation)
-        self._mailbox: deque[Incoming] = deque()
         self._gone: deque[PeerGone] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._running: Incoming | None = None
+        self._running_since = 0.0
         self._stop_reason = ""
         self._stopping = False
+        self._selector = RestingSelector()
         self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Future[None]
         self._timer: asyncio.TimerHandle | None = None
-        self._turn_is_due = False
+        self._turn_is_due = self._reads_now = False
         self._actor: Actor
         self._courier = Courier(
             self._holder,
             config.run_id,
             Address.parse(spawn.address),
             head=Address.parse(config.head),
-            on_call=self._take,
+            callee=self,
             on_record=self._record,
-            on_reply=self.wake,
+            shm_root=config.shm_root,
         )
+        self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
     def run(self, arguments: dict[str, Any]) -> int:
-        return asyncio.run(self._run(arguments))
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(self._selector)) as runner:
+            return runner.run(self._run(arguments))
 
     async def _run(self, arguments: dict[str, Any]) -> int:
         self._loop = asyncio.get_running_loop()
@@ -119,10 +137,13 @@ class _Process:
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
             self._actor = self._construct(arguments)
+            self._read_while_idle()
             self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
             await self._serve()
             self._actor.on_stop(self._stop_reason)
         finally:
+            self._selector.watch = None
+            self._loop.remove_reader(self._courier.fileno())
             self._courier.stop()
             self._context.events.close()
         return 0
@@ -134,6 +155,19 @@ class _Process:
         args, kwargs = signature_of(cls.__init__).bind([], arguments)
         actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
         return actor
+
+    def _read_while_idle(self) -> None:
+        self._loop.add_reader(self._courier.fileno(), self._read)
+        self._selector.watch = self._courier.watch
+
+    def _read(self) -> None:
+        self._reads_now = True  # a turn that becomes due in here needs no wake-up
+        try:
+            self._courier.read()
+        finally:
+            self._reads_now = False
+        if self._turn_is_due:
+            self._turn()
 
     async def _serve(self) -> None:
         self._turn()
@@ -168,11 +202,12 @@ class _Process:
     def _handle_waiting(self) -> None:
         while self._gone:
             gone = self._gone.popleft()
+            self._mailbox.forget(f"{gone.name}#{gone.incarnation}".encode())
             self._actor.on_peer_gone(gone.name, gone.incarnation, gone.reason)
         for _ in range(MESSAGES_BETWEEN_STEPS):
             if not self._mailbox or self._stopping:
                 return
-            self._handle(self._mailbox.popleft())
+            self._handle(self._mailbox.take())
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._ended.done():
@@ -186,80 +221,134 @@ class _Process:
 
     def _handle(self, incoming: Incoming) -> None:
         call = incoming.call
-        method = getattr(type(self._actor), call.method, None)
+        endpoint = self._endpoints.get(call.method) or self._find_endpoint(call.method)
+        if incoming.is_cancelled:
+            self._dead_letter(incoming, DeadReason.CANCELLED, "before it was started")
+        elif endpoint is None:
+            detail = f"{type(self._actor).__name__} has no endpoint {call.method!r}"
+            self._refuse(incoming, DeadReason.UNKNOWN, detail)
+        elif time.monotonic() >= incoming.expires:
+            self._refuse(incoming, DeadReason.EXPIRED, f"{call.method} waited longer than its caller does")
+        else:
+            self._running, self._running_since = incoming, time.monotonic()
+            self._start(incoming, endpoint)
+            self._running = None
+
+    def _find_endpoint(self, name: str) -> _Endpoint | None:
+        method = getattr(type(self._actor), name, None)
         options = options_of(method) if callable(method) else None
         if method is None or options is None:
-            self._refuse(incoming, f"{type(self._actor).__name__} has no endpoint {call.method!r}")
-        elif time.monotonic() >= incoming.expires:
-            self._refuse(incoming, f"{call.method} waited longer than its caller does")
-        else:
-            self._start(incoming, method, options)
+            return None
+        found = self._endpoints[name] = _Endpoint(method, options, signature_of(method))
+        return found
 
-    def _start(self, incoming: Incoming, method: Any, options: EndpointOptions) -> None:
+    def _start(self, incoming: Incoming, endpoint: _Endpoint) -> None:
         try:
             arguments, keywords = codec.unpack(incoming.frames)
-            args, kwargs = signature_of(method).bind(arguments, keywords)
-            result = method(self._actor, *args, **kwargs)
+            args, kwargs = endpoint.signature.bind(arguments, keywords)
+            result = endpoint.method(self._actor, *args, **kwargs)
         except (CodecError, msgspec.ValidationError) as error:
-            self._refuse(incoming, f"{incoming.call.method}: {error}")
+            self._refuse(incoming, DeadReason.ARGUMENTS, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
             self._fail(incoming, error)
         else:
             if isinstance(result, Awaitable):
-                self._await(incoming, result, options)
+                self._await(incoming, result, endpoint.options)
             else:
                 self._answer(incoming, result)
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
-        task = asyncio.ensure_future(self._finish_later(incoming, result, options))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        key = incoming.peer, incoming.call.id
+        task = self._tasks[key] = asyncio.ensure_future(self._finish_later(incoming, result, options))
+        task.add_done_callback(lambda _task: self._tasks.pop(key, None))
 
     async def _finish_later(
         self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions
     ) -> None:
         limit = self._limits.setdefault(incoming.call.method, asyncio.Semaphore(options.concurrency))
-        async with limit:
-            try:
-                value = await result
-            except Exception as error:  # noqa: BLE001 - as above
-                self._fail(incoming, error)
-            else:
-                self._answer(incoming, value)
+        try:
+            async with limit:
+                self._answer(incoming, await result)
+        except asyncio.CancelledError:
+            self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(incoming, error)
+        finally:
+            if inspect.iscoroutine(result):  # one that waited for its turn would be reported as never awaited
+                result.close()
 
     def _answer(self, incoming: Incoming, value: Any) -> None:
         try:
-            frames = codec.pack(value)
+            self._courier.respond(incoming, value)
         except CodecError as error:
             message = f"{incoming.call.method} returned what cannot be sent: {error}"
-            self._courier.respond(
-                incoming, Failed(id=incoming.call.id, kind="unserializable", message=message)
-            )
-        else:
-            self._courier.respond(incoming, Result(id=incoming.call.id), frames)
+            failed = Failed(id=incoming.call.id, kind="unserializable", message=message)
+            self._courier.refuse(incoming, failed)
 
-    def _refuse(self, incoming: Incoming, message: str) -> None:
-        self._dead_letter(incoming, message)
-        self._courier.respond(incoming, Failed(id=incoming.call.id, kind="refused", message=message))
+    def _refuse(self, incoming: Incoming, reason: DeadReason, detail: str) -> None:
+        self._dead_letter(incoming, reason, detail)
+        self._courier.refuse(incoming, Failed(id=incoming.call.id, kind="refused", message=detail))
 
     def _fail(self, incoming: Incoming, error: Exception) -> None:
         failed = failure.describe(incoming.call.id, error)
         if not incoming.call.wants_reply:
-            self._dead_letter(incoming, failed.traceback)
-        self._courier.respond(incoming, failed)
+            self._dead_letter(incoming, DeadReason.RAISED, failed.traceback)
+        self._courier.refuse(incoming, failed)
 
-    def _dead_letter(self, incoming: Incoming, reason: str) -> None:
+    def _dead_letter(self, incoming: Incoming, reason: DeadReason, detail: str) -> None:
         call = incoming.call
-        self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=reason)
+        self._courier.dead_letters.add(reason, call, detail)
+        self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=detail)
 
-    # -- from the courier's thread --------------------------------------------------------------
+    # -- Callee: whoever reads the sockets ------------------------------------------------------
 
-    def _take(self, incoming: Incoming) -> bool:
-        if len(self._mailbox) >= MAILBOX_MESSAGES:
-            return False
-        self._mailbox.append(incoming)
+    def take(self, incoming: Incoming) -> bool:
+        taken = self._mailbox.put(incoming)
         self.wake()
-        return True
+        return taken
+
+    def cancel(self, peer: bytes, call_id: int) -> None:
+        found = self._mailbox.find(peer, call_id) or self._running_call(peer, call_id)
+        if found is not None:
+            found.is_cancelled = True
+        elif (task := self._tasks.get((peer, call_id))) is not None:
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def is_open(self, peer: bytes, call_id: int) -> bool:
+        waits = self._mailbox.find(peer, call_id) or self._running_call(peer, call_id)
+        return waits is not None or (peer, call_id) in self._tasks
+
+    def answer(self, what: str) -> Any:
+        answers: dict[str, Callable[[], Any]] = {
+            "ping": os.getpid,
+            "stack": stacks_of_all_threads,
+            "status": self._status,
+            "dead_letters": lambda: list(self._courier.dead_letters.last),
+        }
+        return answers[what]()
+
+    def reply_ended(self) -> None:
+        self.wake()
+
+    def main_ident(self) -> int | None:
+        return threading.main_thread().ident
+
+    def _running_call(self, peer: bytes, call_id: int) -> Incoming | None:
+        running = self._running
+        same = running is not None and running.call.id == call_id and running.peer == peer
+        return running if same else None
+
+    def _status(self) -> dict[str, Any]:
+        running = self._running
+        return {
+            "pid": os.getpid(),
+            "method": running.call.method if running else "",
+            "method_s": round(time.monotonic() - self._running_since, 3) if running else 0.0,
+            "mailbox_messages": len(self._mailbox),
+            "awaiting": len(self._tasks),
+            **self._courier.status(),
+        }
 
     def _record(self, _peer: bytes, record: Record, _frames: Frames) -> None:
         if isinstance(record, Stop):
@@ -273,10 +362,15 @@ class _Process:
     def wake(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._loop.call_soon_threadsafe(self._turn)
+            if not self._reads_now:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: there are no turns any more
+                    self._loop.call_soon_threadsafe(self._turn)
 
     def finish(self) -> None:
         self._stop("finished")
+
+    def cancelled(self) -> bool:
+        return self._running is not None and self._running.is_cancelled
 
     def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
         del actor  # only tells the type checker whose endpoints these are

@@ -93,7 +93,9 @@ class Supervisor:
         self._policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
         events_log = EventLog(self.run_dir / "events.jsonl", "head", 1)
         self._shell = TreeShell(self._policy, config, events_log, self._notify)
-        self._courier = Courier(Holder("head", 1), self.run_id, head, on_record=self._shell.heard)
+        self._courier = Courier(
+            Holder("head", 1), self.run_id, head, on_record=self._shell.heard, shm_root=self._shm_root
+        )
         self._courier.start()
         self._open = True
         self._courier.run_soon(self._shell.start, self._courier)
