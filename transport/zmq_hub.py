@@ -53,7 +53,8 @@ class Hub:
                 for descriptor, _ in self._epoll.poll(0):
                     if (reader := self._readers.get(descriptor)) is not None:
                         reader()
-                self._take_turns()
+                if self._turns:
+                    self._take_turns()
             finally:
                 self._is_reading = False
 

@@ -217,7 +217,10 @@ class Courier:
     def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, writable: bool) -> Staged:
         """Make arguments ready to be sent; see `Ref.pack`."""
         try:
-            frames = codec.pack([list(args), kwargs])
+            if not kwargs and all(map(codec.is_scalar, args)):
+                frames: Frames = (codec.pack_scalars((args, kwargs)),)
+            else:
+                frames = codec.pack([list(args), kwargs])
         except CodecError as error:
             raise SerializationError(str(error)) from error
         return self._pool.stage(frames, writable=writable)
@@ -572,17 +575,12 @@ class Courier:
 
 def _conclude(ended: Ended) -> None:
     reply = ended.pending.reply
-    if not reply.set_running_or_notify_cancel():
-        return  # the caller cancelled: the answer is dropped
     error, value = ended.error, None
     if isinstance(ended.answer, Failed):
         error = failure.rebuild(ended.pending.name, ended.answer)
     elif error is None:
         error, value = _unpack_result(ended.frames, ended.pending.returns)
-    if error is not None:
-        reply.set_exception(error)
-    else:
-        reply.set_result(value)
+    reply.end(value, error)
 
 
 def _unpack_result(frames: Frames, returns: Any) -> tuple[SerializationError | None, Any]:

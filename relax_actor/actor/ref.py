@@ -13,6 +13,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 QUERY_TIMEOUT_S = 5.0
+_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})  # as in `concurrent.futures`
 
 
 class Waiter(Protocol):
@@ -55,6 +56,18 @@ class Reply(Future[R], Generic[R]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return the error, if there was one; see `result`."""
         return super().exception(self._wait(timeout))
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._state in _ENDED  # one read: no lock is needed for it
+
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """End the reply; one that was cancelled stays so. For its courier only."""
+        if self.set_running_or_notify_cancel():
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
 
     def cancel(self) -> bool:
         """End the reply now, if it has not ended, and tell the callee."""
