@@ -7,7 +7,16 @@ from relax_actor._neighbours import claim_transport
 
 claim_transport()
 
-from relax_actor.actor import Actor, Context, Ref, Reply, endpoint  # noqa: E402 - after `transport` is ours
+from relax_actor.actor import (  # noqa: E402 - after `transport` is ours
+    Actor,
+    Context,
+    Ref,
+    Reply,
+    endpoint,
+    gather,
+    gather_all,
+    stream,
+)
 from relax_actor.supervision.spec import (  # noqa: E402
     Backoff,
     ChildSpec,
@@ -33,4 +42,7 @@ __all__ = [
     "Supervisor",
     "SupervisorSpec",
     "endpoint",
+    "gather",
+    "gather_all",
+    "stream",
 ]

@@ -155,7 +155,10 @@ class Calls:
             return
         if self._deadlines.add(pending, pending.deadline):
             self._new_first_deadline()
-        if peer.waiting or not self._try_to_send(peer, pending):
+        if pending.query:  # overtakes: it takes no credit
+            if not self._try_to_send(peer, pending):
+                peer.waiting.appendleft(pending)
+        elif peer.waiting or not self._try_to_send(peer, pending):
             peer.waiting.append(pending)
 
     def flush(self, peer: Peer) -> None:
