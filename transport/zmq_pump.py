@@ -41,8 +41,8 @@ class Pump:
         loop: who reads: the event loop whose thread owns the socket, or the hub whose lock guards it.
         socket: made, bound or connected by the caller; closed by `close`.
         on_frames: called by the reader with all frames of each message.
-        small_frames: how many frames each message begins with that are rarely large; they are copied, which
-            costs a fraction of what a view of libzmq's memory does.
+        small_frames: how many frames every message has at least, and begins with, that are rarely large;
+            they are copied, which costs a fraction of what a view of libzmq's memory does.
     """
 
     def __init__(
@@ -89,23 +89,25 @@ class Pump:
 
     def _drain(self) -> None:
         self._drain_is_due = False
+        if self.closed:
+            return
         for _ in range(DRAIN_MESSAGES):
-            if self.closed or not self._is_readable():  # an exception at the end would cost twice as much
+            try:
+                frames = self._receive()
+            except zmq.Again:  # somebody read it already, or it was another change of state
                 return
-            self._deliver(self._receive())
-        if not self.closed:
-            self._schedule()
+            self._deliver(frames)
+            if self.closed or not self._is_readable():  # asked for, it costs half of what `Again` does
+                return
+        self._schedule()
 
     def _is_readable(self) -> bool:
         return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def _receive(self) -> list[memoryview]:
-        frames: list[memoryview] = []
-        while not frames or self._socket.getsockopt(_HAS_MORE):
-            if len(frames) < self._small_frames:
-                frames.append(memoryview(bytearray(self._socket.recv(_LAST_FRAME))))
-            else:
-                frames.append(_view_of(self._socket.recv(_LAST_FRAME, copy=False)))
+        frames = [memoryview(bytearray(self._socket.recv(_LAST_FRAME))) for _ in range(self._small_frames)]
+        while self._socket.getsockopt(_HAS_MORE):
+            frames.append(_view_of(self._socket.recv(_LAST_FRAME, copy=False)))
         return frames
 
     def _deliver(self, frames: list[memoryview]) -> None:

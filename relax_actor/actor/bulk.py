@@ -168,7 +168,7 @@ class BulkPool:
 
     def _free_slot(self, nbytes: int) -> _Slot | None:
         """Return one that is large enough and not far too large."""
-        for slot in self._slots.values():
+        for slot in reversed(self._slots.values()):  # the warmest first
             if not slot.holders and nbytes <= slot.segment.nbytes <= 2 * nbytes + GRAIN_BYTES:
                 return slot
         return None

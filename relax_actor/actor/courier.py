@@ -289,6 +289,8 @@ class Courier:
         Raises:
             CodecError: it cannot be sent.
         """
+        if self._released:  # before the answer, so that the caller's next argument finds the segment free
+            self._tell_released()
         if incoming.call.wants_reply:
             payload = self._pool.stage(codec.pack(value), writable=True)
             answer = Result(id=incoming.call.id, body=payload.body, bulk=payload.refs)
@@ -552,10 +554,11 @@ class Courier:
 
     def _tell_released(self) -> None:
         by_owner: dict[Holder, list[str]] = {}
-        while self._released:
-            name = parse_name(self._released[0])
-            by_owner.setdefault(Holder(name.owner, name.incarnation), []).append(self._released.popleft())
         with self._lock:
+            while self._released:
+                segment = self._released.popleft()
+                name = parse_name(segment)
+                by_owner.setdefault(Holder(name.owner, name.incarnation), []).append(segment)
             for owner, segments in by_owner.items():
                 self._tell_owner(owner, Released(segments=tuple(segments)))
 

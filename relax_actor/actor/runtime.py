@@ -244,9 +244,7 @@ class _Process(Callee):
 
     def _start(self, incoming: Incoming, endpoint: _Endpoint) -> None:
         try:
-            arguments, keywords = codec.unpack(incoming.frames)
-            args, kwargs = endpoint.signature.bind(arguments, keywords)
-            result = endpoint.method(self._actor, *args, **kwargs)
+            result = self._call(incoming, endpoint)
         except (CodecError, msgspec.ValidationError) as error:
             self._refuse(incoming, DeadReason.ARGUMENTS, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
@@ -256,6 +254,13 @@ class _Process(Callee):
                 self._await(incoming, result, endpoint.options)
             else:
                 self._answer(incoming, result)
+
+    def _call(self, incoming: Incoming, endpoint: _Endpoint) -> Any:
+        """Run the method; what it does not keep of its arguments is free when this returns."""
+        arguments, keywords = codec.unpack(incoming.frames)
+        incoming.frames = ()
+        args, kwargs = endpoint.signature.bind(arguments, keywords)
+        return endpoint.method(self._actor, *args, **kwargs)
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
         key = incoming.peer, incoming.call.id
