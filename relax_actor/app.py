@@ -6,6 +6,7 @@ Read this file for the shape of the system, `protocol` for what the actors say, 
 import json
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,26 +85,8 @@ def tree(
         env: added to the environment of every actor.
         backoff: how soon an actor that died is started again.
     """
-    env = dict(env or {})
     stops = PromptEncoder(Path(config.model.path), config.data).stop_token_ids(config.rollout)
-    queue = ChildSpec(
-        id="queue", actor="relax_actor.roles.queue:TransferQueue", args={"config": config}, env=env
-    )
-    prompts = ChildSpec(
-        id="prompts",
-        actor="relax_actor.roles.prompts:Prompts",
-        args={"config": config},
-        zygote="torch",
-        env=env,
-    )
-    reward = ChildSpec(
-        id="reward",
-        actor="relax_actor.roles.reward:Reward",
-        args={"config": config},
-        replicas=config.reward.replicas,
-        zygote="torch",
-        env=env,
-    )
+    child = partial(_child, config, dict(env or {}))
     rollouts = SupervisorSpec(
         id="rollouts",
         backoff=backoff,
@@ -113,33 +96,49 @@ def tree(
         restart=RestartType.TEMPORARY,
         significant=True,
         children=(
-            ChildSpec(
-                id="rollout",
-                actor="relax_actor.roles.rollout:Rollout",
-                args={"config": config, "stop_token_ids": stops},
-                replicas=config.rollout.replicas,
-                always_indexed=True,
-                zygote="torch",
-                env=env,
-            ),
+            child("rollout", "Rollout", stop_token_ids=stops, replicas=config.rollout.replicas, indexed=True),
         ),
     )
-    trainer = ChildSpec(
-        id="trainer",
-        actor="relax_actor.roles.trainer:Trainer",
-        args={"config": config, "resume": resume},
+    trainer = msgspec.structs.replace(
+        child("trainer", "Trainer", resume=resume),
         restart=RestartType.TRANSIENT,
         significant=True,  # the run ends when training does
         shutdown_s=config.run.grace_s,
-        zygote="torch",
-        env=env,
     )
     return SupervisorSpec(
         id="run",
         backoff=backoff,
         intensity=Intensity(restarts=10, within_s=600.0),
         auto_shutdown="any",
-        children=(queue, prompts, reward, rollouts, trainer),
+        children=(
+            msgspec.structs.replace(child("queue", "TransferQueue"), zygote="default"),
+            child("prompts", "Prompts"),
+            child("reward", "Reward", replicas=config.reward.replicas),
+            rollouts,
+            trainer,
+        ),
+    )
+
+
+def _child(
+    config: Config,
+    env: dict[str, str],
+    role: str,
+    actor: str,
+    *,
+    replicas: int = 1,
+    indexed: bool = False,
+    **args: object,
+) -> ChildSpec:
+    """Return the spec of a role's actors; every role's constructor takes the configuration."""
+    return ChildSpec(
+        id=role,
+        actor=f"relax_actor.roles.{role}:{actor}",
+        args={"config": config, **args},
+        replicas=replicas,
+        always_indexed=indexed,
+        zygote="torch",
+        env=env,
     )
 
 

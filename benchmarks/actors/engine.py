@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import importlib
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 MODULES = {
@@ -20,9 +21,12 @@ MODULES = {
 
 REVIVAL_DEADLINE_S = 60.0
 
+Facts = dict[str, Any]
+"""What a test found, by metric: a number, a list of samples, or a text."""
+
 
 class Engine(abc.ABC):
-    """One engine, driven as its users drive it. Actors and pending calls are whatever it makes of them."""
+    """One engine, driven as its users drive it, by default blocking. Actors and pending calls are whatever it makes of them."""
 
     version = ""
     settle_s = 0.2
@@ -64,6 +68,16 @@ class Engine(abc.ABC):
         """Call with the engine's own deadline."""
         return await self.wait(self.submit(actor, method), timeout_s)
 
+    async def call_each(self, actors: list[Any], method: str) -> list[Any]:
+        """Call all actors at once; return their results in order."""
+        pending = [self.submit(actor, method) for actor in actors]
+        return [await self.wait(each) for each in pending]
+
+    async def dismiss(self, actors: list[Any]) -> None:
+        """Drop actors and let the engine settle."""
+        await self.drop(actors)
+        await self.pause(self.settle_s)
+
     async def broadcast(self, actors: list[Any], array: Any) -> list[int]:
         """Have each actor `consume` the same array, in the engine's best way."""
         pending = [self.submit(actor, "consume", array) for actor in actors]
@@ -76,12 +90,33 @@ class Engine(abc.ABC):
             with contextlib.suppress(Exception):
                 if await self.call_within(5.0, actor, "ping") != dead:
                     return
-            await asyncio.sleep(0.002)
+            await self.pause(0.002)
         raise TimeoutError(f"no other incarnation answered in {REVIVAL_DEADLINE_S:g} s")
 
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """Return a new event loop of the kind that suits the engine."""
-        return asyncio.new_event_loop()
+    async def pause(self, seconds: float) -> None:
+        """Do nothing for a while."""
+        time.sleep(seconds)  # noqa: ASYNC251 - there is no event loop: see `run`
+
+    def run(self, tests: Coroutine[Any, Any, None]) -> None:
+        """Drive the tests to their end. A blocking engine never suspends, and needs no event loop."""
+        try:
+            tests.send(None)
+        except StopIteration:
+            return
+        raise RuntimeError(f"{type(self).__name__} has awaited something without an event loop")
+
+
+class LoopEngine(Engine):
+    """An engine whose users have an event loop."""
+
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = staticmethod(asyncio.new_event_loop)
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def run(self, tests: Coroutine[Any, Any, None]) -> None:
+        with asyncio.Runner(loop_factory=self.loop_factory) as runner:
+            runner.run(tests)
 
 
 def load(name: str) -> Engine:

@@ -6,7 +6,7 @@ import itertools
 import time
 from typing import Any
 
-import monarch.actor
+import monarch.actor  # type: ignore[import-not-found] # in its own environment
 from monarch.actor import Actor, endpoint, this_host
 
 from actors.engine import REVIVAL_DEADLINE_S, Engine

@@ -49,7 +49,7 @@ class OurWork(Actor):
 
 
 class Ours(Engine):
-    """A supervisor without children; actors are added to it and removed."""
+    """One supervisor; actors are added to it and removed."""
 
     version = __version__
     settle_s = 0.2
@@ -64,8 +64,10 @@ class Ours(Engine):
         self._tree: Supervisor
 
     async def start(self) -> None:
-        root = SupervisorSpec(id="bench", intensity=ENDLESS)
+        first = ChildSpec(id="first", actor=OurWork)  # a tree without children is ready before its zygote is
+        root = SupervisorSpec(id="bench", intensity=ENDLESS, children=(first,))
         self._tree = Supervisor(root, zygotes=self._preloaded).__enter__()
+        self._tree.remove_child("first")
 
     async def spawn(self, count: int, *, restartable: bool = False) -> list[Any]:
         spec = ChildSpec(

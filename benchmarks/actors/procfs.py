@@ -1,4 +1,4 @@
-"""What /proc says of a tree of processes: who is in it, what memory and CPU time it takes, who bears a mark."""
+"""What /proc says of processes: who descends from whom, memory, CPU time, who bears a mark."""
 
 import os
 import select
@@ -21,7 +21,9 @@ def alive(pid: int) -> bool:
 
 def descendants(root: int = 0) -> list[int]:
     """Return the pids of all live descendants of `root`, by default of this process."""
-    parents = {pid: int(fields[1]) for pid in pids() if (fields := _stat(pid)) and fields[0] not in {"Z", "X"}}
+    parents = {
+        pid: int(fields[1]) for pid in pids() if (fields := _stat(pid)) and fields[0] not in {"Z", "X"}
+    }
     found: list[int] = []
     todo = [root or os.getpid()]
     while todo:
@@ -50,7 +52,7 @@ def tree_cpu_s() -> float:
 
 
 def rss_pss_mib(pid: int) -> tuple[float, float]:
-    """Return resident and proportional memory in MiB; shared pages are divided among their users in the second."""
+    """Return resident and proportional memory in MiB; the second divides shared pages among their users."""
     lines = _read(pid, "smaps_rollup").decode().splitlines()
     sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith(("Rss:", "Pss:"))}
     return sizes.get("Rss", 0) / 1024, sizes.get("Pss", 0) / 1024

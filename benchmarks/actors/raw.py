@@ -18,7 +18,7 @@ import numpy as np
 import zmq
 
 from actors import work
-from actors.engine import Engine
+from actors.engine import Engine, LoopEngine
 
 RECONNECT_MS = 1
 """libzmq's own 100 ms is what a connect waits that came before the bind."""
@@ -34,7 +34,8 @@ class RawActor:
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.connect(address)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._drain)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._drain)
         self._loop.add_reader(self.pidfd, self._died)
         self._calls = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
@@ -54,7 +55,7 @@ class RawActor:
             os.kill(self.pid, signal.SIGKILL)
             self._loop.remove_reader(self.pidfd)
             os.close(self.pidfd)
-        self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+        self._loop.remove_reader(self._fd)
         self._socket.close(0)
 
     def _drain(self) -> None:
@@ -71,11 +72,12 @@ class RawActor:
         os.close(self.pidfd)
         self.pidfd = -1
         for future in self._waiting.values():
-            future.set_exception(ConnectionResetError(f"process {self.pid} died"))
+            if not future.done():
+                future.set_exception(ConnectionResetError(f"process {self.pid} died"))
         self._waiting.clear()
 
 
-class Raw(Engine):
+class Raw(LoopEngine):
     """A warm process that forks; what an engine adds is measured against it."""
 
     version = f"pyzmq {zmq.__version__}, libzmq {zmq.zmq_version()}"
@@ -84,7 +86,7 @@ class Raw(Engine):
     restarts = 10
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="relax-bench-", dir="/dev/shm"))  # noqa: S108 - shared memory
+        self._folder = Path(tempfile.mkdtemp(prefix="relax-bench-", dir="/dev/shm"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._segments: dict[str, work.Doubles] = {}
         self._given: dict[asyncio.Future[Any], work.Doubles] = {}
@@ -133,8 +135,8 @@ class Raw(Engine):
 
     async def revived(self, actor: RawActor, dead: int) -> None:
         """Hear of the death by pidfd, then fork anew."""
-        while actor.pidfd >= 0:
-            await asyncio.sleep(0)
+        while actor.pidfd >= 0:  # noqa: ASYNC110 - an event would cost the same turn of the loop
+            await asyncio.sleep(0)  # lets the loop look at the pidfd
         new = self._fork()
         if await self.call(new, "ping") == dead:
             raise RuntimeError("the dead one answered")

@@ -1,4 +1,4 @@
-"""The far side of the raw floor: a process forked from a warm one, a ZeroMQ socket drained by its FD, no engine.
+"""The far side of the raw floor: a forked process, a ZeroMQ socket drained by its FD, no engine.
 
 `python -m actors.raw_actor` is the warm process: for each address on its standard input it forks one and
 prints its pid. A call is MessagePack [id, method, arguments]; arrays are in shared files that stay mapped.
@@ -60,7 +60,7 @@ async def _serve(address: str) -> None:
             socket.send_multipart([sender, _answer(work, body)], zmq.NOBLOCK)
 
     loop = asyncio.get_running_loop()
-    loop.add_reader(socket.getsockopt(zmq.FD), drain)
+    loop.add_reader(int(socket.getsockopt(zmq.FD)), drain)
     loop.call_soon(drain)
     await asyncio.Event().wait()
 

@@ -5,10 +5,10 @@ from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-import ray  # noqa: E402 - after the setting it reads
+import ray  # type: ignore[import-not-found] # in its own environment
 
-from actors.engine import Engine  # noqa: E402
-from actors.work import Work  # noqa: E402
+from actors.engine import Engine
+from actors.work import Work
 
 ONCE = ray.remote(num_cpus=0)(Work)
 RESTARTED = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Work)

@@ -26,7 +26,7 @@ BROADCAST_BYTES = 256 * MIB
 BROADCAST_REPEATS = 4
 BROADCAST_ACTORS = 4
 HELD_GIB = 2.0
-"""What an actor has touched when it is killed in test fbig: the kernel frees it before the process is gone."""
+"""What an actor has touched when it is killed in test fbig: the kernel frees it before the process ends."""
 
 Doubles = NDArray[np.float64]
 

@@ -6,10 +6,10 @@ import importlib.metadata
 import itertools
 from typing import Any
 
-import uvloop
-import xoscar
+import uvloop  # type: ignore[import-not-found] # in its own environment
+import xoscar  # type: ignore[import-not-found] # the same
 
-from actors.engine import Engine
+from actors.engine import Engine, LoopEngine
 from actors.work import Work
 
 
@@ -17,10 +17,11 @@ class XoscarWork(Work, xoscar.Actor):  # type: ignore[misc] # untyped here
     """The work as an actor of xoscar."""
 
 
-class Xoscar(Engine):
+class Xoscar(LoopEngine):
     """A main pool in this process; a sub pool an actor."""
 
     version = importlib.metadata.version("xoscar")
+    loop_factory = staticmethod(uvloop.new_event_loop)
 
     def __init__(self) -> None:
         self._ids = itertools.count()
@@ -67,9 +68,6 @@ class Xoscar(Engine):
 
     async def stop(self) -> None:
         await self._pool.stop()
-
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return uvloop.new_event_loop()
 
 
 def engine(_name: str) -> Engine:

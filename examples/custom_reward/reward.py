@@ -4,10 +4,10 @@ from typing import Any
 
 
 def close_to_length(*, response: str, extra: dict[str, Any]) -> float:
-    """Return 1.0 for a response of as many words as the row's column `words` asks for, less beside it.
+    """Return 1.0 for a response of as many words as the row's column `words` asks for, less for others.
 
     A reward function takes what it wants of response, label, extra, origin, finish_reason, group_id and
     sample_index, by keyword, and returns a finite number.
     """
-    off = abs(len(response.split()) - extra["words"])
-    return max(0.0, 1.0 - off / extra["words"])
+    words, wanted = len(response.split()), extra["words"]
+    return min(words, wanted) / max(words, wanted)

@@ -57,7 +57,8 @@ if __name__ == "__main__":  # actors import this file too
         for line, (name, reply) in enumerate(zip(names, replies, strict=True)):
             incarnation, pid = reply.result()
             print(f"line {line}: {name}, incarnation {incarnation}, pid {pid}")
-        print(tree.ref("store", Store).ask(Store.total).result())
+        total = tree.ref("store", Store).ask(Store.total).result()
+        print(dict(sorted(total.items())))
     for event in read_events(tree.run_dir / "events.jsonl")[0]:
         if event["kind"] == "child_exited" and event["reason"] == "SIGKILL":
             print(event["line"])

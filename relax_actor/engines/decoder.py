@@ -6,14 +6,14 @@ architecture. An own forward with fused projections was measured on SmolLM2's sh
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.initialization import no_init_weights
 
 from relax_actor.engines.kv_cache import SlotCache, Window
 
@@ -22,11 +22,11 @@ class Decoder:
     """The policy's network, on one device, never trained here.
 
     Args:
-        model_folder: holds config.json; weights are read only if not `random_weights`.
-        seed: of the random weights.
+        model_folder: holds config.json; weights are read only if not `dummy_weights`.
         dtype: `float32`, `bfloat16`, ...
         device: where it computes.
-        random_weights: start from random weights instead of those of the folder.
+        dummy_weights: start from uninitialised weights, all of which the first `load` has to bring,
+            instead of reading those of the folder.
 
     Raises:
         ValueError: the context exceeds what sliding-window layers can see.
@@ -36,22 +36,22 @@ class Decoder:
         self,
         model_folder: Path,
         *,
-        seed: int,
         context_tokens: int | None,
         dtype: str,
         device: str,
-        random_weights: bool,
+        dummy_weights: bool,
     ) -> None:
         config = AutoConfig.from_pretrained(model_folder)
-        with _seeded(seed):
-            model = _build(model_folder, config, getattr(torch, dtype), random_weights=random_weights)
+        model = _build(model_folder, config, getattr(torch, dtype), dummy_weights=dummy_weights)
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
         self._model.get_output_embeddings().register_forward_pre_hook(self._select_last)
         self._weights: dict[str, Tensor] = self._model.state_dict()  # tied tensors under all their names
+        parameters = self._model.named_parameters() if dummy_weights else ()
+        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
         self._last = torch.zeros(0, dtype=torch.int64)
         # Renamed in transformers 5.20; the old name warns there.
-        parameters = inspect.signature(self._model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        accepted = inspect.signature(self._model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         text = config.get_text_config()
         self.device = torch.device(device)
         self.layers: int = text.num_hidden_layers
@@ -86,7 +86,7 @@ class Decoder:
         """Copy weights in place; of tied names one is enough.
 
         Raises:
-            KeyError: a name the model does not have.
+            KeyError: a name the model does not have, or one that no load has brought so far.
             ValueError: a shape that does not fit.
         """
         for name, value in weights:
@@ -96,6 +96,10 @@ class Decoder:
             if own.shape != value.shape:
                 raise ValueError(f"`{name}` is {list(value.shape)}, and the model needs {list(own.shape)}")
             own.copy_(value)
+            self._unset.pop(own.data_ptr(), None)
+        if self._unset:
+            missing = ", ".join(f"`{name}`" for name in list(self._unset.values())[:3])
+            raise KeyError(f"{len(self._unset)} weights have never been installed, among them {missing}")
 
     def _select_last(self, _: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         """Spare the output layer, the widest of all, every position but each row's last."""
@@ -104,18 +108,13 @@ class Decoder:
         return (hidden[rows, self._last][:, None],)
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator for a while and leave it as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield
-
-
-def _build(model_folder: Path, config: Any, dtype: torch.dtype, *, random_weights: bool) -> Any:
+def _build(model_folder: Path, config: Any, dtype: torch.dtype, *, dummy_weights: bool) -> Any:
     auto: Any = AutoModelForCausalLM  # its methods are untyped
-    if random_weights:
-        return auto.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    if dummy_weights:
+        with no_init_weights():  # most of the time a restarted rollout would take
+            model = auto.from_config(config, dtype=dtype, attn_implementation="sdpa")
+        model.tie_weights()  # a part of what was left out
+        return model
     return auto.from_pretrained(model_folder, dtype=dtype, attn_implementation="sdpa")
 
 

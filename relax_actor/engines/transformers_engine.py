@@ -24,7 +24,7 @@ class TransformersEngine:
     It starts with random weights and no version: nothing is sampled before the first `install`.
 
     Args:
-        model_folder: a Hugging Face model folder; config.json is enough while `random_weights`.
+        model_folder: a Hugging Face model folder; config.json is enough while `dummy_weights`.
         seed: the run's, the same on all replicas.
         slots: how many samples are decoded at once.
         context: tokens of prompt and response together; None is the model's own limit.
@@ -32,7 +32,7 @@ class TransformersEngine:
         deterministic: compute every sample alone, so that its bits are the same beside any others.
         threads: torch's, of the whole process.
         device: a torch device.
-        random_weights: start without reading the folder's weights.
+        dummy_weights: start without reading the folder's weights.
 
     Raises:
         ValueError: the model has a kind of attention that is not supported at this context.
@@ -49,16 +49,15 @@ class TransformersEngine:
         deterministic: bool = False,
         threads: int = 1,
         device: str = "cpu",
-        random_weights: bool = True,
+        dummy_weights: bool = True,
     ) -> None:
         torch.set_num_threads(threads)
         self._decoder = Decoder(
             model_folder,
-            seed=seed,
             context_tokens=context,
             dtype=dtype,
             device=device,
-            random_weights=random_weights,
+            dummy_weights=dummy_weights,
         )
         self._batching: Batching = (
             AloneBatching(self._decoder) if deterministic else TogetherBatching(self._decoder, slots)

@@ -115,6 +115,8 @@ class Agent:
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         pid, error = self._zygotes[spawn.zygote].fork(spawn, arguments)
+        if self._zygotes[spawn.zygote].is_gone:
+            pid, error = self._fork_from_a_new_zygote(spawn, arguments)
         if error:
             self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
             return
@@ -122,6 +124,14 @@ class Agent:
         self._children[spawn.name, spawn.incarnation] = child
         self._loop.add_reader(child.pidfd, self._died, child)
         self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+
+    def _fork_from_a_new_zygote(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
+        """Replace a dead zygote; the agent is busy while it imports, and deaths are told a little later."""
+        self._zygotes[spawn.zygote].close()
+        fresh = _Zygote(self._config, self._config.zygotes[spawn.zygote])
+        self._zygotes[spawn.zygote] = fresh
+        error = fresh.await_ready()
+        return (0, error) if error else fresh.fork(spawn, arguments)
 
     def _kill(self, kill: Kill) -> None:
         child = self._children.get((kill.name, kill.incarnation))
@@ -177,6 +187,7 @@ class _Zygote:
     """The agent's end of one zygote."""
 
     def __init__(self, config: NodeConfig, modules: tuple[str, ...]) -> None:
+        self.is_gone = False  # as far as was noticed: it is asked only when something is to be forked
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -217,6 +228,7 @@ class _Zygote:
         try:
             return question()
         except (EOFError, OSError) as error:
+            self.is_gone = True
             code = self._process.poll()
             return f"the zygote ended (exit code {code}): {type(error).__name__}"
 

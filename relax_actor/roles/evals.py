@@ -27,9 +27,9 @@ class EvalRounds:
         self._wanted: list[int] = []
         self._seen: set[int] = set()
         self._left: dict[int, set[GroupId]] = {}
-        self._results: dict[int, list[EvalResult]] = {}
         for event in past:
             self._recall(event)
+        self._left = {step: left for step, left in self._left.items() if left}
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -60,16 +60,14 @@ class EvalRounds:
             self._left[step] = set(groups)
 
     def finished(self, ledger: Ledger) -> list[dict[str, Any]]:
-        """Return the fields of an `eval` event for every round that is done, each once."""
-        for result in ledger.eval_results():
-            for step, left in self._left.items():
-                if result.group_id in left:
-                    left.discard(result.group_id)
-                    self._results.setdefault(step, []).append(result)
-        done = [step for step, left in self._left.items() if not left]
-        for step in done:
-            del self._left[step]
-        return [_summary(step, self._results.pop(step)) for step in done if step in self._results]
+        """Return the fields of an `eval` event for every round that is done.
+
+        A round stays in the ledger until all of it is settled, so that a queue that dies meanwhile loses none
+        of it; one that dies right after this reports the round again.
+        """
+        done = [step for step, left in self._left.items() if left <= ledger.finished_evals]
+        results = {step: ledger.eval_results(self._left.pop(step)) for step in done}
+        return [_summary(step, found) for step, found in results.items() if found]
 
     def _recall(self, event: Event) -> None:
         if isinstance(event, Submitted) and event.group.purpose is Purpose.EVAL:

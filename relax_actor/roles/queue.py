@@ -1,11 +1,11 @@
 """The TransferQueue's actor: parks those who wait, adopts what is put, and keeps the ledger's word.
 
 All decisions are the ledger's (`transfer_queue.ledger`); this file is its shell. Rows stay where their
-producers wrote them, in shared memory; putting one renames its segment to this queue, so that the death of
-its producer does not take it away, and the ledger says when nobody needs it any more.
+producers wrote them, in shared memory (`transfer_queue.intake`), and the ledger says when nobody needs one.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -30,25 +30,26 @@ from relax_actor.protocol import (
     Wanted,
 )
 from relax_actor.roles.evals import EvalRounds
+from relax_actor.transfer_queue.intake import Intake
 from relax_actor.transfer_queue.journal import Journal, read
 from relax_actor.transfer_queue.ledger import Ledger
-from relax_actor.transfer_queue.records import DroppedGroup, LedgerConfig, Put, TrainedSet
-from relax_actor.transfer_queue.storage import renamed
-from transport.shm import SegmentMissingError, ShmSpace
+from relax_actor.transfer_queue.limits import ledger_config
+from relax_actor.transfer_queue.records import (
+    BatchLeased,
+    DroppedGroup,
+    PromptLeased,
+    Put,
+    RewardLeased,
+    TrainedSet,
+)
+from transport.shm import ShmSpace
 
 R = TypeVar("R")
-T = TypeVar("T")
-
-OWNER = "rows"
-"""Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
 
 MANY = 4096
 """Callers that may be parked in one endpoint."""
 
 TICK_S = 1.0
-
-EMPTY_BATCHES = 20
-"""Batches' worth of groups that may be dropped in a row before the run is given up as hopeless."""
 
 
 class TransferQueue(Actor):
@@ -61,13 +62,13 @@ class TransferQueue(Actor):
         self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))
         self._ledger = Ledger.replay(ledger_config(config), past)
+        self._intake = Intake(self._space, self._ledger)
         self._evals = EvalRounds(config, past)
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
         self._is_told = False  # whether something was answered since the last step
         self._waits_for = ""
-        self._free_unneeded()
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -79,29 +80,15 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def submit(self, groups: list[PromptGroup]) -> None:
         """Take prompts, each once."""
-        self._take(groups)
+        self._intake.prompts(groups, self._now())
         self._notify()
 
     @endpoint(idempotent=True)
     def submit_eval(self, eval_round: int, groups: list[PromptGroup]) -> None:
         """Take all prompts of one evaluation; it stays wanted where some could not be taken."""
-        if self._take(groups):
+        if self._intake.prompts(groups, self._now()):
             self._evals.submitted(eval_round, [group.group_id for group in groups])
         self._notify()
-
-    def _take(self, groups: list[PromptGroup]) -> bool:
-        """Return whether all segments were there; see `await_room` for what becomes of the others."""
-        whole = True
-        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
-            try:
-                adopted = self._space.adopt(segment, OWNER, 1)
-            except SegmentMissingError:  # their writer is gone; its next incarnation writes them again
-                whole = False
-                continue
-            kept = [self._ledger.submit(renamed(group, segment, adopted), self._now()) for group in members]
-            if not any(kept) and adopted not in self._ledger.segments():
-                self._space.unlink(adopted)
-        return whole
 
     @endpoint(idempotent=True)
     def reject(self, group_id: GroupId, reason: str) -> None:
@@ -141,9 +128,7 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def put_samples(self, holder: Holder, samples: list[SampleReady]) -> list[Put]:
         """Take finished samples; a duplicate or a late one is refused by name, never stored."""
-        outcomes: list[Put] = []
-        for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
-            outcomes += self._put_together(holder, segment, members)
+        outcomes = self._intake.samples(samples, holder, self._now())
         self._notify()
         self._say_refused(holder, "samples", outcomes)
         return outcomes
@@ -231,8 +216,7 @@ class TransferQueue(Actor):
     def step(self) -> float | None:
         """Take back what is overdue, free what nobody needs, say what happened."""
         now = self._now()
-        expired = self._ledger.expire(now)
-        for each in expired:
+        for each in self._ledger.expire(now):
             self.ctx.events.emit(
                 "lease_expired",
                 lease_kind=each.kind,  # an event has a kind of its own
@@ -240,9 +224,8 @@ class TransferQueue(Actor):
                 holder=each.holder,
                 group_ids=each.group_ids,
             )
-        if expired:
+        if self._commit():
             self._notify()
-        self._commit()
         if self._is_told:
             self._is_told = False
             point("queue_answered")
@@ -250,10 +233,11 @@ class TransferQueue(Actor):
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._say_accounting()
+            self._say_what_is_awaited()
         deadline = self._ledger.next_deadline()
         return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
 
-    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
+    def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """Take back what a dead incarnation held, at once."""
         self._fenced[name] = max(incarnation, self._fenced.get(name, 0))
         self._ledger.holder_gone(name, incarnation, self._now())
@@ -264,11 +248,11 @@ class TransferQueue(Actor):
     async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
         deadline = self._now() + wait_s
         while (found := look()) is None and (left := deadline - self._now()) > 0:
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                break
-        self._commit()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):  # unlike wait_for, never swallows a cancellation
+                    await self._changed.wait()
+        if self._commit():
+            self._notify()
         self.ctx.wake()
         return found
 
@@ -279,7 +263,8 @@ class TransferQueue(Actor):
         self._changed = asyncio.Event()
         self.ctx.wake()
 
-    def _commit(self) -> None:
+    def _commit(self) -> bool:
+        """Write down what was decided; return whether others may find more than before because of it."""
         events = self._ledger.take_events()
         if events:
             point("queue_decided")
@@ -288,33 +273,13 @@ class TransferQueue(Actor):
         if events:
             self._is_told = True
             point("queue_committed")
+        return any(not isinstance(event, PromptLeased | RewardLeased | BatchLeased) for event in events)
 
     def _wanted(self) -> Wanted | None:
         if not self._opened:
             return None
         groups, rounds = self._ledger.upcoming(), self._evals.wanted
         return Wanted(groups=groups, eval_rounds=rounds) if groups or rounds else None
-
-    def _put_together(self, holder: Holder, segment: str, samples: list[SampleReady]) -> list[Put]:
-        """Take the samples that were written into one segment, and the segment with them."""
-        try:
-            adopted = self._space.adopt(segment, OWNER, 1)
-        except SegmentMissingError:  # freed long ago, or swept with its writer: a repetition, or too late
-            return [Put.STALE] * len(samples)
-        outcomes = [
-            self._ledger.put_sample(renamed(sample, segment, adopted), holder, self._now())
-            for sample in samples
-        ]
-        if Put.ACCEPTED not in outcomes and adopted not in self._ledger.segments():
-            self._space.unlink(adopted)
-        return outcomes
-
-    def _free_unneeded(self) -> None:
-        """After a restart: what no row of the journal needs was being put, or being freed, at the kill."""
-        needed = self._ledger.segments()
-        for name in self._space.names(OWNER):
-            if name not in needed:
-                self._space.unlink(name)
 
     def _say_what_happened(self) -> None:
         for segment in self._ledger.take_freed():
@@ -324,9 +289,12 @@ class TransferQueue(Actor):
             self.ctx.events.emit(kind, **msgspec.to_builtins(dropped))
         for result in self._evals.finished(self._ledger):
             self.ctx.events.emit("eval", **result)
+
+    def _say_what_is_awaited(self) -> None:
         waits_for = self._ledger.waiting_on()
         if waits_for != self._waits_for:
             self._waits_for = waits_for
+            self.ctx.events.emit("trainer_waits", reason=waits_for)
 
     def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
         stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
@@ -368,28 +336,3 @@ class StaleBatchError(RelaxError):
     def __init__(self, lease_id: LeaseId, step: int) -> None:
         self.lease_id, self.step = lease_id, step
         super().__init__(f"step {step} was trained on batch lease {lease_id}, which had ended")
-
-
-def _by_segment(records: list[T], segment: Callable[[T], str]) -> list[tuple[str, list[T]]]:
-    """Gather the records of one segment, in their order."""
-    gathered: dict[str, list[T]] = {}
-    for record in records:
-        gathered.setdefault(segment(record), []).append(record)
-    return list(gathered.items())
-
-
-def ledger_config(config: Config) -> LedgerConfig:
-    """Take the ledger's limits out of a run's configuration."""
-    return LedgerConfig(
-        groups_per_batch=config.groups_per_batch,
-        samples_per_prompt=config.rollout.samples_per_prompt,
-        max_staleness=config.run.max_staleness,
-        total_groups=config.run.steps * config.groups_per_batch,
-        min_valid_samples=config.queue.min_valid_samples,
-        max_attempts=config.queue.max_attempts,
-        prompt_lease_s=config.rollout.lease_s,
-        reward_lease_s=config.reward.lease_s,
-        batch_lease_s=config.train.lease_s,
-        group_deadline_s=config.queue.group_deadline_s,
-        refill_limit=EMPTY_BATCHES * config.groups_per_batch,
-    )

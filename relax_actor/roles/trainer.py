@@ -8,10 +8,7 @@ of its weights.
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
@@ -19,7 +16,6 @@ from relax_actor.dcs.publisher import PolicyPublisher
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.errors import RemoteError
 from relax_actor.faults import point
-from relax_actor.files import replace_text
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import BatchLease, BatchTrained, Opened
 from relax_actor.rl.advantage import group_advantages, has_signal
@@ -28,8 +24,8 @@ from relax_actor.rl.staleness import histogram
 from relax_actor.roles import verdict
 from relax_actor.roles.queue import HopelessRunError, TransferQueue
 from relax_actor.roles.step_stats import StepStats
+from relax_actor.roles.trainer_past import TrainerPast
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
-from relax_actor.trainers.checkpoint import Checkpoint, CheckpointStore
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
 
@@ -38,17 +34,6 @@ Waiting = Generator[Reply[Any] | None, None, T]
 """A part of `_life`: yields what it waits for, returns its result."""
 
 PARK_S = 20.0
-VERSION_FILE = "policy_version"
-"""In the run folder: the highest version ever published, so that a resumed run goes on above it."""
-
-
-class CheckpointMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says of the run beside the backend's files."""
-
-    step: int
-    policy_version: int
-    trained: str  # JSON of transfer_queue.records.TrainedSet
-    run_id: str = ""  # which run saved it: a run folder may hold several, one resumed from the other
 
 
 class Trainer(Actor):
@@ -66,13 +51,11 @@ class Trainer(Actor):
         self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(self._space)
         self._queue = self.ctx.ref("queue", TransferQueue)
-        self._store = CheckpointStore(
-            self.ctx.run_dir / "checkpoints", keep=max(1, config.train.keep_checkpoints)
-        )
-        self._step, self._trained = 0, ""
-        self._load(Path(resume) if resume else None)
+        self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
+        start = self._past.load(resume)
+        self._step, self._trained = start.step, start.trained
         self._publisher = PolicyPublisher(self._space)
-        self._version = PolicyVersion(self._highest_version() + 1)
+        self._version = self._past.next_version(PolicyReceiver(self._space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
         self._running = self._life()
@@ -213,7 +196,7 @@ class Trainer(Actor):
 
     def _publish(self) -> None:
         started = time.monotonic()
-        replace_text(self.ctx.run_dir / VERSION_FILE, str(self._version))  # first: none is published twice
+        self._past.note_version(self._version)  # first, so that none is published twice
         manifest = self._publisher.publish(self._version, self._step, self._backend.weights())
         self.ctx.events.emit(
             "policy_published",
@@ -223,43 +206,13 @@ class Trainer(Actor):
             nbytes=sum(bucket.nbytes for bucket in manifest.buckets),
         )
 
-    def _highest_version(self) -> int:
-        file = self.ctx.run_dir / VERSION_FILE
-        recorded = int(file.read_text()) if file.exists() else -1
-        in_memory = PolicyReceiver(self._space).latest()
-        return max(recorded, -1 if in_memory is None else in_memory)
-
-    def _load(self, resume: Path | None) -> None:
-        checkpoint = self._own_checkpoint() if self.ctx.incarnation > 1 else None
-        if checkpoint is None and resume is not None:
-            checkpoint = self._store.open(resume)
-        if checkpoint is None:
-            return
-        self._backend.load(checkpoint.path)
-        meta = msgspec.convert(checkpoint.meta, CheckpointMeta)
-        self._step, self._trained = meta.step, meta.trained
-        self.ctx.events.emit("checkpoint_loaded", step=self._step, path=str(checkpoint.path))
-
-    def _own_checkpoint(self) -> Checkpoint | None:
-        """Return the newest checkpoint if it is of this run, not one of a future that a resume has left."""
-        newest = self._store.latest()
-        return newest if newest is not None and newest.meta.get("run_id") == self.ctx.run_id else None
-
     def _is_checkpoint_due(self) -> bool:
         every = self._config.train.checkpoint_every
         return bool(every) and self._step % every == 0 and self._step < self._config.run.steps
 
     def _checkpoint(self) -> None:
-        started = time.monotonic()
-        meta = CheckpointMeta(
-            step=self._step, policy_version=self._version, trained=self._trained, run_id=self.ctx.run_id
-        )
-        with self.ctx.events.span("checkpoint", step=self._step):
-            path = self._store.save(self._step, self._backend.save, msgspec.structs.asdict(meta))
+        self._past.save(self._step, self._version, self._trained)
         self._saved_step = self._step
-        self.ctx.events.emit(
-            "checkpoint_saved", step=self._step, path=str(path), seconds=time.monotonic() - started
-        )
 
     def _say_step(self, batch: BatchLease, stats: StepStats) -> None:
         rewards = [sample.reward for sample in batch.samples]

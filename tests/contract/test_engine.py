@@ -5,7 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
@@ -452,7 +459,7 @@ def test_requests_in_flight_keep_their_keys_and_values_over_an_install(build, re
     assert abs(completion.logprobs[1] - exact[1]) > 1e-3
 
 
-def test_no_version_is_sampled_from_random_weights(build, real, model):
+def test_no_version_is_sampled_from_dummy_weights(build, real, model):
     """Weights come by install only, so the folder holds none."""
     assert not list(model.folder.glob("*.safetensors"))
     assert build(real, installed=False).version is None
@@ -573,7 +580,7 @@ def test_bfloat16_stays_close_to_float32(build, models):
 def test_a_checkpoint_is_read_when_asked_for(models, tmp_path):
     model = models["llama"][0]
     model.model.save_pretrained(tmp_path)
-    engine = TransformersEngine(tmp_path, seed=0, slots=4, dtype="float32", random_weights=False)
+    engine = TransformersEngine(tmp_path, seed=0, slots=4, dtype="float32", dummy_weights=False)
     engine.install(0, [])
     assert_exact(model, run(engine, ragged(3)))
 
@@ -590,8 +597,20 @@ def test_a_window_shorter_than_the_context_is_refused(tmp_path):
         TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32")
 
     engine = TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32", context=32)
-    engine.install(0, [])
+    engine.install(0, MistralForCausalLM(MistralConfig.from_pretrained(tmp_path)).state_dict().items())
     assert len(run(engine, [request()])[0, 0].tokens) == 8
+
+
+def test_the_first_install_brings_every_weight(model):
+    """Until then the weights are whatever was in memory."""
+    engine = TransformersEngine(model.folder, seed=0, slots=2, dtype="float32")
+    weights = list(model.weights())
+    with pytest.raises(KeyError, match="1 weights have never been installed"):
+        engine.install(0, [each for each in weights if "layers.1.mlp.up_proj" not in each[0]])
+    with pytest.raises(EngineNotReadyError):
+        engine.submit([request()])
+    engine.install(0, weights)
+    assert engine.version == 0
 
 
 def test_layers_that_keep_a_recurrent_state_are_refused(tmp_path):

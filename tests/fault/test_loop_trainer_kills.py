@@ -18,14 +18,14 @@ def assert_each_life_began_at_a_checkpoint(run):
     for spawned in run.of("child_spawned", child="trainer"):
         begun = [event["step"] for event in run.of("checkpoint_loaded", inc=spawned["incarnation"])] or [0]
         saved = [event["step"] for event in run.of("checkpoint_saved") if event["m"] < spawned["m"]]
-        assert begun[0] >= max(saved, default=0)  # or one that is whole, of which it died before saying so
+        assert begun[0] >= max(saved, default=0)  # later, if it died before it said so
         steps = [event["step"] for event in run.of("step", inc=spawned["incarnation"])]
         assert steps == list(range(begun[0] + 1, begun[0] + 1 + len(steps)))
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_killed_trainer_goes_on_from_its_newest_checkpoint(run_loop, staleness):
-    """I2, I3, I7, I8: each prompt once in the history that leads to the final weights; versions only go up."""
+    """I2, I3, I7, I8: each prompt once in the history that leads to the final weights."""
     plan = kills(
         "trainer",
         "batch_leased",

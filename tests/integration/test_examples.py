@@ -15,7 +15,7 @@ def run(script: str, *arguments: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / script), *arguments],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=100,
@@ -29,7 +29,7 @@ def run(script: str, *arguments: str, folder: Path) -> str:
 def test_words_are_counted_once_although_a_counter_dies(tmp_path):
     out = run("embedded/counters.py", folder=tmp_path)
     assert "line 2: counter/0, incarnation 2" in out
-    assert "{'the': 6, 'cat': 2," in out
+    assert "{'and': 1, 'cat': 2, 'dog': 2, 'mat': 2, 'on': 3, 'sat': 1, 'saw': 1, 'the': 6}" in out
     assert "counter/0 (incarnation 1, pid " in out
     assert "died: SIGKILL" in out
 
@@ -37,7 +37,7 @@ def test_words_are_counted_once_although_a_counter_dies(tmp_path):
 @pytest.mark.fault
 def test_the_kill_demo_keeps_its_promises_on_a_tiny_model(tmp_path):
     """Invariants I2, I5 and I7 as its report states them."""
-    out = run("kill_demo.py", "--tiny", "--steps", "6", folder=tmp_path)
+    out = run("kill_demo.py", "--tiny", "--steps", "10", folder=tmp_path)
     assert out.splitlines()[-1].startswith("as promised")
     assert "killed 2 times" in out
     assert len(list((tmp_path / "runs").iterdir())) == 1

@@ -12,6 +12,8 @@ from loop_run import (
     assert_trainer_went_on,
 )
 
+from launcher.report import summary
+from launcher.runfolder import RunFolder
 from relax_actor.data.stream import PromptStream
 from relax_actor.faults import Action, Fault
 
@@ -51,8 +53,11 @@ def test_a_rollout_that_always_raises_ends_the_run_with_its_name_cause_and_log(r
     ]
     run = run_loop(plan=plan, rollout={"replicas": 1}, queue={"max_attempts": 100})
     assert run.outcome.exit_code == 1
-    for fact in ("rollout/0", "InjectedFaultError", "injected at first_token", ".log"):
+    for fact in ("rollout/0", "InjectedFaultError", "injected at first_token"):
         assert fact in run.outcome.reason
+    assert "`rollout/0` needed 11 restarts" in run.of("escalated")[0]["reason"]
+    said = summary(RunFolder(run.folder), exit_code=1, reason=run.outcome.reason).splitlines()[-1]
+    assert str(run.folder / "logs" / "rollout-0-11.log") in said
     assert_nothing_is_left(run)
 
 
@@ -99,7 +104,7 @@ def test_rewards_that_raise_hang_or_are_no_number_cost_the_sample_and_no_more(ru
         1: "exceeded 0.4 s",
         2: "None",
         3: "NaN",
-        4: "infinity",
+        4: "float inf",
         5: "nothing of this group",
     }
     for group, word in words.items():

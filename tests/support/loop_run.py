@@ -30,12 +30,17 @@ from relax_actor.faults import Fault
 from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import Event, read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.transfer_queue.journal import read
+from relax_actor.transfer_queue.records import Event as LedgerEvent
+from relax_actor.transfer_queue.records import PromptLeased
 from transport.shm import ShmSpace
 
 SUPPORT = Path(__file__).parent
 QUICK = Backoff(base_s=0.02, cap_s=0.1)
 DEADLINE_S = 100.0
 GROUPS_PER_STEP = 4
+PARK_S = 19.0
+"""A trainer that waits for so long was forgotten: its request ends after 20 s and finds what was there."""
 
 
 def loop_config(tiny_model: Any, *, rows: Path | None = None, **sections: dict[str, Any]) -> Config:
@@ -102,6 +107,11 @@ class LoopRun:
             if event["kind"] not in {"span", "ledger"}
         ]
         return f"{self.outcome}\n" + "\n".join(map(str, kinds[-60:]))
+
+    @property
+    def journal(self) -> list[LedgerEvent]:
+        """What the queue has written down."""
+        return list(read(self.folder / f"queue-{self.run_id}.journal"))
 
     @functools.cached_property
     def tensors(self) -> dict[str, np.ndarray]:
@@ -186,7 +196,11 @@ def assert_kept_its_promises(run: LoopRun) -> None:
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))  # I2
     assert all(int(age) <= staleness for event in run.of("step") for age in event["staleness"])  # I3
+    assert all(event["wait_s"] < PARK_S for event in run.of("step")), (
+        "nobody woke who could have gone on"
+    )  # I9
     assert_versions_never_go_back(run)
+    assert_only_installed_policies_were_sampled(run)
     assert_nothing_is_left(run)
 
 
@@ -202,13 +216,25 @@ def assert_trainer_went_on(run: LoopRun) -> None:
 
 
 def assert_versions_never_go_back(run: LoopRun) -> None:
-    """Check the order of versions, published and installed (I7), and of first install and work (I4)."""
+    """Check the order of the versions that were published, and installed by each incarnation (I7)."""
     published = [event["version"] for event in run.of("policy_published")]
     assert published == sorted(set(published))
     installed: dict[tuple[str, int], list[int]] = {}
     for event in run.of("policy_installed"):
         installed.setdefault((event["actor"], event["inc"]), []).append(event["version"])
     assert all(versions == sorted(set(versions)) for versions in installed.values())
+
+
+def assert_only_installed_policies_were_sampled(run: LoopRun) -> None:
+    """Check that no incarnation got a prompt before it had installed the version of its lease (I4)."""
+    installed = {
+        (each["actor"], each["inc"], each["version"]): each["m"] for each in run.of("policy_installed")
+    }
+    leases = [event for event in run.journal if isinstance(event, PromptLeased)]
+    assert leases
+    for lease in leases:
+        since = installed[lease.holder.name, lease.holder.incarnation, lease.version]
+        assert since <= lease.since_s + 1e-3, f"{lease.holder} was given a prompt too early"
 
 
 def assert_active_at_the_end(run: LoopRun, actor: str) -> None:

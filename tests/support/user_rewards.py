@@ -1,7 +1,6 @@
 """Reward functions as a user might write them: good, lazy and broken ones."""
 
 import math
-import time
 import zlib
 
 
@@ -13,12 +12,6 @@ def varied(*, response: str, label: str) -> float:
 def equal() -> float:
     """Say the same of everything."""
     return 1.0
-
-
-def slow(*, response: str, label: str) -> float:
-    """Take 50 ms."""
-    time.sleep(0.05)
-    return varied(response=response, label=label)
 
 
 def broken() -> float:

@@ -290,9 +290,9 @@ class Ledger(Reporter):
 
     resume = rewind
 
-    def eval_results(self) -> list[EvalResult]:
-        """Return each finished evaluation prompt once."""
-        finished = sorted(self._state.finished_evals)
+    def eval_results(self, among: Collection[GroupId] | None = None) -> list[EvalResult]:
+        """Return each finished evaluation prompt once; only those `among` these, if any are given."""
+        finished = sorted(self.finished_evals if among is None else self.finished_evals & {*among})
         results = [
             eval_result(self._state.groups[group_id], self._state.finished_evals[group_id])
             for group_id in finished

@@ -21,6 +21,11 @@ class Reporter(Decider):
         return len(self._state.groups) - self._state.train_groups
 
     @property
+    def finished_evals(self) -> frozenset[GroupId]:
+        """Evaluation prompts that are settled and whose result was not handed out yet."""
+        return frozenset(self._state.finished_evals)
+
+    @property
     def regenerated(self) -> int:
         """Train samples that rewinds threw away."""
         return self._state.totals.regenerated
@@ -54,6 +59,10 @@ class Reporter(Decider):
     def segments(self) -> frozenset[str]:
         """Return the segments that are needed; after a restart, all others of the queue can go."""
         return frozenset(self._state.references)
+
+    def needs(self, segment: str) -> bool:
+        """Return whether a row is in this segment."""
+        return segment in self._state.references
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""

@@ -1,0 +1,83 @@
+"""What is put into the queue, and the shared memory it lies in, taken over together.
+
+Rows stay where their producers wrote them. Putting a row renames its segment to the queue, so that the death
+of its producer does not take it away; a segment that holds nothing the ledger wants goes at once.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from relax_actor.ids import Holder
+from relax_actor.protocol import PromptGroup, SampleReady
+from relax_actor.transfer_queue.ledger import Ledger
+from relax_actor.transfer_queue.records import Put
+from relax_actor.transfer_queue.storage import renamed
+from transport.shm import SegmentMissingError, ShmSpace
+
+T = TypeVar("T")
+
+OWNER = "rows"
+"""Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
+
+
+class Intake:
+    """Hands records to the ledger under the names their segments have from then on.
+
+    Making one frees what a queue that died was just taking in, or just freeing.
+
+    Args:
+        space: where the rows lie.
+        ledger: who decides; only its puts are called.
+    """
+
+    def __init__(self, space: ShmSpace, ledger: Ledger) -> None:
+        self._space, self._ledger = space, ledger
+        needed = ledger.segments()
+        for name in space.names(OWNER):
+            if name not in needed:
+                space.unlink(name)
+
+    def prompts(self, groups: Sequence[PromptGroup], now: float) -> bool:
+        """Take prompts, each once; return whether all their segments were there."""
+        whole = True
+        for segment, members in _by_segment(groups, lambda group: group.tokens.segment):
+            adopted = self._adopt(segment)
+            if adopted is None:  # their writer is gone; its next incarnation writes them again
+                whole = False
+                continue
+            for group in members:
+                self._ledger.submit(renamed(group, segment, adopted), now)
+            self._free_unless_needed(adopted)
+        return whole
+
+    def samples(self, samples: Sequence[SampleReady], holder: Holder, now: float) -> list[Put]:
+        """Take samples; return what became of each, in their order within a segment."""
+        outcomes: list[Put] = []
+        for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
+            adopted = self._adopt(segment)
+            if adopted is None:  # freed long ago, or swept with its writer: a repetition, or too late
+                outcomes += [Put.STALE] * len(members)
+                continue
+            outcomes += [
+                self._ledger.put_sample(renamed(sample, segment, adopted), holder, now) for sample in members
+            ]
+            self._free_unless_needed(adopted)
+        return outcomes
+
+    def _adopt(self, segment: str) -> str | None:
+        try:
+            return self._space.adopt(segment, OWNER, 1)
+        except SegmentMissingError:
+            return None
+
+    def _free_unless_needed(self, segment: str) -> None:
+        if not self._ledger.needs(segment):
+            self._space.unlink(segment)
+
+
+def _by_segment(records: Sequence[T], segment: Callable[[T], str]) -> list[tuple[str, list[T]]]:
+    """Gather the records of one segment, in their order."""
+    gathered: dict[str, list[T]] = {}
+    for record in records:
+        gathered.setdefault(segment(record), []).append(record)
+    return list(gathered.items())
