@@ -99,7 +99,7 @@ class _Process(Callee):
         self._spawn = spawn
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._gone: deque[PeerGone] = deque()
-        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._tasks: dict[tuple[bytes, int], tuple[asyncio.Task[None], Incoming]] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._endpoints: dict[str, _Endpoint] = {}
         self._running: Incoming | None = None
@@ -264,7 +264,8 @@ class _Process(Callee):
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
         key = incoming.peer, incoming.call.id
-        task = self._tasks[key] = asyncio.ensure_future(self._finish_later(incoming, result, options))
+        task = asyncio.ensure_future(self._finish_later(incoming, result, options))
+        self._tasks[key] = task, incoming
         task.add_done_callback(lambda _task: self._tasks.pop(key, None))
 
     async def _finish_later(
@@ -275,7 +276,8 @@ class _Process(Callee):
             async with limit:
                 self._answer(incoming, await result)
         except asyncio.CancelledError:
-            self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
+            if incoming.is_cancelled:  # by its caller, and not because the process ends
+                self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
             raise
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(incoming, error)
@@ -317,7 +319,9 @@ class _Process(Callee):
         found = self._mailbox.find(peer, call_id) or self._running_call(peer, call_id)
         if found is not None:
             found.is_cancelled = True
-        elif (task := self._tasks.get((peer, call_id))) is not None:
+        elif (awaited := self._tasks.get((peer, call_id))) is not None:
+            task, incoming = awaited
+            incoming.is_cancelled = True
             self._loop.call_soon_threadsafe(task.cancel)
 
     def is_open(self, peer: bytes, call_id: int) -> bool:
