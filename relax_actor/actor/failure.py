@@ -76,6 +76,7 @@ def _dual(original: type[Exception]) -> type[RemoteError]:
     if issubclass(original, RemoteError):
         return RemoteError
     try:
-        return type(original.__name__, (RemoteError, original), {"__str__": RemoteError.__str__})
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__}  # for the next hop
+        return type(original.__name__, (RemoteError, original), {"__str__": RemoteError.__str__} | names)
     except TypeError:
         return RemoteError
