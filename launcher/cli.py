@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
 from relax_actor.errors import RelaxError
@@ -85,6 +86,7 @@ def _path(context: click.Context | None) -> str:
       relax-actor launch run.toml
       relax-actor launch --model m --dataset d.jsonl train.learning_rate=2e-6
       relax-actor status runs/run-20260101-120000 --follow
+      relax-actor why runs/run-20260101-120000 rollout/3
     """,
 )
 @click.version_option(package_name="relax-actor", prog_name="relax-actor")
@@ -132,12 +134,14 @@ def _launch_options(command: Any) -> Any:
 @_launch_options
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard files.")
+@click.option("--tag-output", is_flag=True, help="Also print what actors write, as `logs -f`.")
 @click.option("--live/--plain", default=None, help="Redraw in place, or a line an event.  [by terminal]")
 def _launch(
     arguments: tuple[str, ...],
     *,
     dry_run: bool,
     tensorboard: bool,
+    tag_output: bool,
     live: bool | None,
     **flags: str | None,
 ) -> int:
@@ -150,7 +154,8 @@ def _launch(
         flags=_named(flags),
         dry_run=dry_run,
         tensorboard=tensorboard,
-        live=live,
+        tag_output=tag_output,
+        live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
     )
     return launch(request, sys.stdout)
 
@@ -180,51 +185,6 @@ def _plan(arguments: tuple[str, ...], *, as_json: bool, **flags: str | None) -> 
 
 
 @command_line.command(
-    "status",
-    help="""Show where a run stands: its actors, its loop, its latest events.
-
-    \b
-      relax-actor status runs/mine --follow
-    """,
-    epilog="Exit status: 0; 2 if RUN is not a run folder.",
-)
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def _status(run: Path, *, follow: bool, as_json: bool) -> None:
-    from launcher.observe import follow_status, status  # noqa: PLC0415 - see the module's docstring
-    from launcher.runfolder import RunFolder  # noqa: PLC0415
-
-    folder = RunFolder.open(run)
-    if follow:
-        follow_status(folder, sys.stdout)
-    else:
-        status(folder, sys.stdout, as_json=as_json)
-
-
-@command_line.command(
-    "logs",
-    help="""Print what actors wrote, each line with its actor before it.
-
-    \b
-      relax-actor logs runs/mine rollout/0 -f
-
-    ACTOR is a name such as rollout/0, or a role for all its replicas.
-    """,
-    epilog="Exit status: 0; 2 if RUN is not a run folder or ACTOR has no log.",
-)
-@click.argument("run", type=click.Path(path_type=Path))
-@click.argument("actor", default="")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("-n", "last", default=20, show_default=True, type=click.IntRange(0), help="Lines of each log.")
-def _logs(run: Path, actor: str, *, follow: bool, last: int) -> None:
-    from launcher.observe import logs  # noqa: PLC0415 - see the module's docstring
-    from launcher.runfolder import RunFolder  # noqa: PLC0415
-
-    logs(RunFolder.open(run), sys.stdout, actor=actor, last=last, follow=follow)
-
-
-@command_line.command(
     "stop",
     help="""Stop a run and wait until it has stopped.
 
@@ -243,6 +203,10 @@ def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     from launcher.runfolder import RunFolder  # noqa: PLC0415
 
     return stop(RunFolder.open(run), sys.stdout, kill=kill, timeout_s=timeout_s)
+
+
+for _command in COMMANDS:
+    command_line.add_command(_command)
 
 
 def _split(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:

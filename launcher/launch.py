@@ -25,6 +25,7 @@ from launcher.plan import Plan, make_plan, plan_json, render, write_plan
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
 from launcher.settings import Settings, read
+from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError
@@ -42,6 +43,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     as_json: bool = False  # the plan, in a dry run
     tensorboard: bool = False
+    tag_output: bool = False  # also print what actors write
     live: bool | None = None  # None: where the output is a terminal
 
 
@@ -182,14 +184,19 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
         folder.events, folder.metrics, tensorboard=folder.tensorboard if request.tensorboard else None
     )
     display = Display(folder.events, out, offset=offset, live=live)
+    tagged = TaggedLogs(folder, out) if request.tag_output else None
 
     def on_tick() -> None:
+        if tagged is not None:
+            tagged.tick()
         if display.tick():
             metrics.poll()
 
     try:
         yield on_tick
     finally:
+        if tagged is not None:
+            tagged.close()
         display.close()
         metrics.poll()
 

@@ -1,4 +1,4 @@
-"""`relax-actor status`, `logs` and `stop`: seeing and ending a run from another terminal."""
+"""`relax-actor status` and `stop`: where a run stands, and its end, from another terminal."""
 
 import dataclasses
 import json
@@ -6,9 +6,7 @@ import os
 import select
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TextIO
 
 from launcher.console import Display, render
@@ -19,7 +17,6 @@ from launcher.wording import clean
 from relax_actor.telemetry import read_events
 
 POLL_S = 0.2
-_TAIL_BYTES_A_LINE = 1024
 
 
 def status(folder: RunFolder, out: TextIO, *, as_json: bool = False) -> None:
@@ -43,33 +40,6 @@ def follow_status(folder: RunFolder, out: TextIO) -> None:
             time.sleep(POLL_S)
     finally:
         display.close()
-
-
-def logs(folder: RunFolder, out: TextIO, *, actor: str = "", last: int = 20, follow: bool = False) -> None:
-    """Print the newest lines of actors' logs, each with its actor and incarnation before it.
-
-    Args:
-        folder: of the run.
-        out: where to.
-        actor: `rollout/3`, or a role for all its replicas; all actors if empty.
-        last: lines a log.
-        follow: go on until the run ends, new incarnations included.
-
-    Raises:
-        RunFolderError: no such actor has a log.
-    """
-    tails = {path: _Tail(path, last) for path in _log_files(folder, actor)}
-    if not tails and not follow:
-        raise RunFolderError(f"`{folder.path}` has no log of `{actor or 'any actor'}`", _known_actors(folder))
-    running = True
-    while running:
-        running = follow and _is_running(folder)
-        for path in _log_files(folder, actor):
-            tail = tails.setdefault(path, _Tail(path, None))
-            out.writelines(f"{log_name(path)} | {clean(line)}\n" for line in tail.lines())
-        out.flush()
-        if running:
-            time.sleep(POLL_S)
 
 
 def stop(folder: RunFolder, out: TextIO, *, kill: bool = False, timeout_s: float | None = None) -> int:
@@ -98,14 +68,6 @@ def stop(folder: RunFolder, out: TextIO, *, kill: bool = False, timeout_s: float
     return 0 if gone else 1
 
 
-def log_name(path: Path) -> str:
-    """Return `rollout/0#2` for the log file `rollout-0-2.log`."""
-    actor, _, incarnation = path.stem.rpartition("-")
-    role, dash, replica = actor.rpartition("-")
-    name = f"{role}/{replica}" if dash and replica.isdecimal() else actor
-    return f"{name}#{incarnation}"
-
-
 def _state(folder: RunFolder) -> RunState:
     state = RunState()
     for event in read_events(folder.events)[0]:
@@ -131,45 +93,6 @@ def _liveness(state: RunState, folder: RunFolder) -> str:
     if state.ended is None:
         return f"the head is gone without a word ({holder or 'it never took the lock'})"
     return f"ended with exit code {state.ended.get('exit_code')}: {clean(state.ended.get('reason'))}"
-
-
-def _log_files(folder: RunFolder, actor: str) -> list[Path]:
-    def wanted(path: Path) -> bool:
-        name = log_name(path).rpartition("#")[0]
-        return not actor or actor in {name, name.replace("/", "-"), name.partition("/")[0]}
-
-    return sorted(filter(wanted, folder.logs.glob("*-*.log")), key=_log_order)
-
-
-def _log_order(path: Path) -> tuple[str, int]:
-    actor, _, incarnation = path.stem.rpartition("-")
-    return actor, int(incarnation) if incarnation.isdecimal() else 0
-
-
-def _known_actors(folder: RunFolder) -> str:
-    names = sorted({log_name(path).rpartition("#")[0] for path in folder.logs.glob("*-*.log")})
-    return f"there are {', '.join(names)}" if names else "no actor has been started yet"
-
-
-class _Tail:
-    """The lines of a growing file, from the `last` ones on or, with None, from the first."""
-
-    def __init__(self, path: Path, last: int | None) -> None:
-        self._path, self._last, self._offset, self._rest = path, last, 0, b""
-
-    def lines(self) -> Iterator[str]:
-        """Yield what was written since the last call; a line without its end waits for it."""
-        with self._path.open("rb") as file:
-            if self._last is not None:
-                size = file.seek(0, os.SEEK_END)
-                self._offset = max(0, size - self._last * _TAIL_BYTES_A_LINE)
-            file.seek(self._offset)
-            data = self._rest + file.read()
-            self._offset = file.tell()
-        *whole, self._rest = data.split(b"\n")
-        last, self._last = self._last, None
-        for line in whole if last is None else deque(whole, last):
-            yield line.decode("utf-8", "backslashreplace")
 
 
 def _signal_and_wait(holder: LockHolder, *, times: int, timeout_s: float | None) -> bool:

@@ -91,6 +91,10 @@ class RunFolder:
         """Return where an incarnation of an actor writes its output."""
         return self.logs / f"{actor.replace('/', '-')}-{incarnation}.log"
 
+    def crash_path(self, actor: str, incarnation: int, suffix: str = "") -> Path:
+        """Return the crash folder of an incarnation; with a suffix the file of that kind beside it."""
+        return self.crash / f"{actor.replace('/', '-')}-{incarnation}{suffix}"
+
     def holder(self) -> LockHolder | None:
         """Return who runs, or last ran, in this folder."""
         try:

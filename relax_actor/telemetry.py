@@ -146,7 +146,16 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[Event], int]:
     except FileNotFoundError:
         return [], offset
     whole = data[: data.rfind(b"\n") + 1]
-    return [event for line in whole.split(b"\n") if (event := _decode(line))], start + len(whole)
+    return [event for line in whole.split(b"\n") if (event := decode_event(line))], start + len(whole)
+
+
+def decode_event(line: bytes) -> Event | None:
+    """Return the event of a line, or None for a line that is not a JSON object."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
 
 
 def follow(
@@ -213,11 +222,3 @@ def _described(value: Any) -> Any:
     if isinstance(value, BaseException):
         return f"{type(value).__name__}: {value}"
     return repr(value)
-
-
-def _decode(line: bytes) -> Event | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return event if isinstance(event, dict) else None

@@ -26,7 +26,10 @@ Facts = dict[str, Any]
 
 
 class Engine(abc.ABC):
-    """One engine, driven as its users drive it, by default blocking. Actors and pending calls are whatever it makes of them."""
+    """One engine, driven as its users drive it, by default blocking.
+
+    Actors and pending calls are whatever it makes of them.
+    """
 
     version = ""
     settle_s = 0.2

@@ -39,7 +39,9 @@ ROWS: tuple[tuple[str, str, float] | tuple[str, str, float, dict[str, str]], ...
     ("idle CPU, % of a core", "h_idle_cpu_pct", 1.0),
     ("orderly stop of 4 actors, s", "i_stop_s", 1.0),
     ("head SIGKILLed → all gone, s", "orphan_gone_s", 1.0),
+    ("processes left 20 s after that", "orphan_left", 1.0),
     ("actor SIGKILLed → its grandchild gone, ms", "k_grandchild_s", 1e3),
+    ("its grandchild left after 5 s", "k_left", 1.0),
     ("hung actor: call ends after its deadline by, ms", "s_late_s", 1e3),
 )
 """Title, metric, factor; and for a row of special settings which engine stands in which column."""

@@ -71,6 +71,10 @@ class Host(Protocol):
         """End the process normally once the message at hand is done."""
         ...
 
+    def progress(self, text: str) -> None:
+        """Write on the status page how far the work has come."""
+        ...
+
     def ref(self, name: str, actor: type[A]) -> "Ref[A]":
         """Return a ref that follows restarts of `name`."""
         ...
@@ -117,6 +121,13 @@ class Context:
     def finish(self) -> None:
         """End this actor normally; a permanent child is restarted, a transient one is not."""
         self._host.finish()
+
+    def progress(self, text: str) -> None:
+        """Say how far the work has come, for whoever looks at this actor, also after its death.
+
+        Costs a store into shared memory; any thread may call it. What is beyond 256 bytes is cut off.
+        """
+        self._host.progress(text)
 
 
 class Actor:

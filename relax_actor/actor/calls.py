@@ -14,11 +14,23 @@ from typing import Any, Final
 
 import msgspec
 
+from relax_actor.actor import page
 from relax_actor.actor.bulk import BulkPool, Staged
 from relax_actor.actor.deadlines import Deadlines
 from relax_actor.actor.mailbox import CREDIT_BYTES, CREDIT_MESSAGES
 from relax_actor.actor.ref import Reply
-from relax_actor.actor.wire import Call, Cancel, Credit, Failed, PeerGone, PeerUp, Query, Record, Result
+from relax_actor.actor.wire import (
+    Call,
+    Cancel,
+    Credit,
+    Dying,
+    Failed,
+    PeerGone,
+    PeerUp,
+    Query,
+    Record,
+    Result,
+)
 from relax_actor.errors import (
     ActorDied,
     ActorError,
@@ -40,7 +52,6 @@ MAX_WAITING_CALLS: Final = 4096
 class Pending(msgspec.Struct, eq=False):
     """A call that has not ended."""
 
-    id: int
     name: str
     method: str
     payload: Staged
@@ -52,6 +63,7 @@ class Pending(msgspec.Struct, eq=False):
     returns: Any
     wants_reply: bool
     query: str = ""  # answered by the I/O thread; takes no credit
+    id: int = 0
     sent_to: int | None = None  # incarnation
 
 
@@ -69,6 +81,8 @@ class Peer:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.dying: Dying | None = None  # nothing more is sent; a reply may still be on its way
+        self.last_dead = 0  # incarnation
         self.incarnation: int | None = None
         self.channel: Channel | None = None
         self.waiting: deque[Pending] = deque()
@@ -116,6 +130,7 @@ class Calls:
         new_first_deadline: Callable[[], None],
     ) -> None:
         self._holder, self._run_id, self._pool = holder, run_id, pool
+        self._key = page.sender_key(holder.name, holder.incarnation)
         self._flush_later, self._new_first_deadline = flush_later, new_first_deadline
         self._peers: dict[str, Peer] = {}
         self._deadlines: Deadlines[Pending] = Deadlines()
@@ -216,7 +231,7 @@ class Calls:
 
     def _try_to_send(self, peer: Peer, pending: Pending) -> bool:
         """Return whether the call does not wait any more: it was sent, or has ended."""
-        if peer.channel is None or peer.incarnation is None:
+        if peer.channel is None or peer.incarnation is None or peer.dying is not None:
             return False
         if pending.reply.done():
             self.end(pending)
@@ -286,12 +301,31 @@ class Calls:
     def up(self, up: PeerUp, connect: Callable[[Peer], Channel]) -> None:
         """Send calls for this actor to this incarnation from now on."""
         peer = self.peer(up.name)
-        if peer.incarnation is not None and up.incarnation <= peer.incarnation:
+        if up.incarnation <= max(peer.incarnation or 0, peer.last_dead):
             return
         self._disconnect(peer, "it was restarted")
         peer.incarnation, peer.channel = up.incarnation, connect(peer)
         peer.new_credit()
         self.flush(peer)
+
+    def dying(self, dying: Dying) -> bool:
+        """Fail at once what will have no answer; return whether `forget` is due when a reply had its time."""
+        peer = self.peer(dying.name)
+        if peer.incarnation != dying.incarnation or peer.dying is not None:
+            return False
+        peer.dying = dying
+        for pending in list(peer.in_flight.values()):
+            is_running = (dying.running_sender, dying.running_id) == (self._key, pending.id)
+            if not pending.idempotent and (is_running or self._executed(peer, pending) is Executed.NO):
+                del peer.in_flight[pending.id]
+                self._die(peer, pending, dying.reason)
+        return True
+
+    def forget(self, dying: Dying) -> None:
+        """Fail or keep the calls that were with it; a reply would have come by now."""
+        peer = self.peer(dying.name)
+        if peer.dying is dying:
+            self._disconnect(peer, dying.reason)
 
     def gone(self, gone: PeerGone) -> None:
         """Fail or keep the calls that were with this incarnation."""
@@ -305,13 +339,21 @@ class Calls:
             return
         peer.channel.close()
         lost, incarnation = list(peer.in_flight.values()), peer.incarnation
-        peer.channel, peer.incarnation = None, None
+        peer.channel, peer.incarnation, peer.last_dead = None, None, incarnation
         peer.in_flight.clear()
         for pending in reversed(lost):  # before those that waited: they were asked for earlier
             if pending.idempotent and pending.pinned is None:
                 peer.waiting.appendleft(pending)
             else:
-                self.end(pending, ActorDied(peer.name, incarnation, reason, Executed.MAYBE))
+                self._die(peer, pending, reason)
+        peer.dying = None
+
+    def _die(self, peer: Peer, pending: Pending, reason: str) -> None:
+        executed = self._executed(peer, pending)
+        self.end(pending, ActorDied(peer.name, pending.sent_to or 0, reason, executed))
+
+    def _executed(self, peer: Peer, pending: Pending) -> Executed:
+        return page.executed(peer.dying, self._key, pending.id) if peer.dying else Executed.MAYBE
 
     # -- the end of a call ----------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from relax_actor.actor.wire import (
     Call,
     Cancel,
     Credit,
+    Dying,
     Failed,
     PeerGone,
     PeerUp,
@@ -58,8 +59,15 @@ RETRY_FULL_S: Final = 0.001
 """How soon a send that met a full channel is tried again."""
 
 
+LATE_REPLY_S: Final = 0.02
+"""How long a dead actor's last replies may still be read for."""
+
+
 class Callee:
     """What a courier asks of the process it carries calls to; this one takes none. With the lock held."""
+
+    def started(self) -> None:
+        """Begin, before the sockets are bound; I/O thread."""
 
     def take(self, incoming: Incoming) -> bool:
         """Put a call into the mailbox; False where it is full."""
@@ -195,6 +203,7 @@ class Courier:
                 self._close(network)
 
     async def _open(self) -> ZmqNetwork:
+        self._callee.started()
         network = ZmqNetwork(hub=self._hub)
         self._network = network
         self._outbox.listener = network.listen(self._address, self._heard)
@@ -239,7 +248,6 @@ class Courier:
     ) -> Reply[Any]:
         """Send a call; any thread. See `Ref.ask`."""
         pending = Pending(
-            id=next(self._ids),
             name=name,
             method=method.__name__,
             payload=payload,
@@ -256,7 +264,6 @@ class Courier:
     def query(self, name: str, what: str, returns: Any, timeout_s: float) -> Reply[Any]:
         """Ask the I/O thread of an actor; any thread. See `Ref.control`."""
         pending = Pending(
-            id=next(self._ids),
             name=name,
             method=f"control.{what}",
             payload=NOTHING,
@@ -272,8 +279,9 @@ class Courier:
         return self._submit(pending)
 
     def _submit(self, pending: Pending, *, only_now: bool = False) -> Reply[Any]:
-        pending.reply.call, pending.reply.waiter = (pending.name, pending.id), self
         with self._lock:
+            pending.id = next(self._ids)  # here: the calls to one actor are numbered as they are sent
+            pending.reply.call, pending.reply.waiter = (pending.name, pending.id), self
             self._calls.submit(pending, only_now=only_now)
         if self._calls.ended:
             self._settle()
@@ -281,7 +289,8 @@ class Courier:
 
     def incarnation_of(self, name: str) -> int | None:
         """Return the incarnation that takes calls now, if any."""
-        return self._calls.peer(name).incarnation
+        peer = self._calls.peer(name)
+        return None if peer.dying else peer.incarnation
 
     def respond(self, incoming: Incoming, value: Any) -> None:
         """Answer a call with what its method returned; any thread.
@@ -319,6 +328,12 @@ class Courier:
             self._up(up)
         self._settle()
 
+    def peer_dying(self, dying: Dying) -> None:
+        """Fail at once what will have no answer, the rest when a reply had time to arrive; any thread."""
+        with self._lock:
+            self._dying(dying)
+        self._settle()
+
     def peer_gone(self, gone: PeerGone) -> None:
         """Fail or keep the calls that were with this incarnation; any thread."""
         with self._lock:
@@ -336,6 +351,15 @@ class Courier:
 
     def _up(self, up: PeerUp) -> None:
         self._calls.up(up, lambda peer: self._connect(peer, Address.parse(up.address)))
+
+    def _dying(self, dying: Dying) -> None:
+        if self._calls.dying(dying):
+            self.run_soon(self.loop.call_later, LATE_REPLY_S, self._forget, dying)
+
+    def _forget(self, dying: Dying) -> None:
+        with self._lock:
+            self._calls.forget(dying)
+        self._settle()
 
     def _gone(self, gone: PeerGone) -> None:
         self._calls.gone(gone)
@@ -457,6 +481,8 @@ class Courier:
         record = self._decode(frames)
         if isinstance(record, PeerUp):
             self._up(record)
+        elif isinstance(record, Dying):
+            self._dying(record)
         elif isinstance(record, PeerGone):
             self._gone(record)
         if record is not None:

@@ -31,8 +31,9 @@ from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import Signature, signature_of
 from relax_actor.actor.courier import Callee, Courier
 from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
+from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
-from relax_actor.actor.stacks import stacks_of_all_threads
+from relax_actor.actor.threads import stacks_of_all_threads
 from relax_actor.actor.watch import RestingSelector
 from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Spawn, Stop
 from relax_actor.ids import Holder
@@ -41,14 +42,19 @@ from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
+from transport.shm import ShmSpace
 
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
+
+TICK_S = 0.25
+"""How often the I/O thread says on the status page that it runs."""
 
 
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     """Run one actor until it ends; return the process' exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
+    faulthandler.enable()  # a SIGSEGV leaves its stacks in the log
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faults.arm(spawn.name, spawn.incarnation)
     sys.path.extend(entry for entry in config.path if entry not in sys.path)
@@ -92,6 +98,10 @@ class _Endpoint(msgspec.Struct, frozen=True):
     signature: Signature
 
 
+class _ArgumentsError(Exception):
+    """What came are not the method's arguments; the same error out of the method itself is its own."""
+
+
 class _Process(Callee):
     """One actor, its mailbox and its courier."""
 
@@ -112,6 +122,8 @@ class _Process(Callee):
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_due = self._reads_now = False
         self._actor: Actor
+        space = ShmSpace(config.run_id, config.shm_root)
+        self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
             self._holder,
             config.run_id,
@@ -138,6 +150,7 @@ class _Process(Callee):
         try:
             self._actor = self._construct(arguments)
             self._read_while_idle()
+            self._page.set_state(PageState.READY)
             self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
             await self._serve()
             self._actor.on_stop(self._stop_reason)
@@ -245,21 +258,29 @@ class _Process(Callee):
     def _start(self, incoming: Incoming, endpoint: _Endpoint) -> None:
         try:
             result = self._call(incoming, endpoint)
-        except (CodecError, msgspec.ValidationError) as error:
+        except _ArgumentsError as error:
             self._refuse(incoming, DeadReason.ARGUMENTS, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
+            self._over(incoming)
             self._fail(incoming, error)
         else:
             if isinstance(result, Awaitable):
                 self._await(incoming, result, endpoint.options)
             else:
+                self._over(incoming)
                 self._answer(incoming, result)
 
     def _call(self, incoming: Incoming, endpoint: _Endpoint) -> Any:
         """Run the method; what it does not keep of its arguments is free when this returns."""
-        arguments, keywords = codec.unpack(incoming.frames)
+        try:
+            arguments, keywords = codec.unpack(incoming.frames)
+            args, kwargs = endpoint.signature.bind(arguments, keywords)
+        except (CodecError, msgspec.ValidationError) as error:
+            raise _ArgumentsError(str(error)) from error
         incoming.frames = ()
-        args, kwargs = endpoint.signature.bind(arguments, keywords)
+        del arguments, keywords
+        call = incoming.call
+        self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
         return endpoint.method(self._actor, *args, **kwargs)
 
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
@@ -274,16 +295,24 @@ class _Process(Callee):
         limit = self._limits.setdefault(incoming.call.method, asyncio.Semaphore(options.concurrency))
         try:
             async with limit:
-                self._answer(incoming, await result)
+                value = await result
+                self._over(incoming)
+                self._answer(incoming, value)
         except asyncio.CancelledError:
+            self._over(incoming)
             if incoming.is_cancelled:  # by its caller, and not because the process ends
                 self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
             raise
         except Exception as error:  # noqa: BLE001 - as above
+            self._over(incoming)
             self._fail(incoming, error)
         finally:
             if inspect.iscoroutine(result):  # one that waited for its turn would be reported as never awaited
                 result.close()
+
+    def _over(self, incoming: Incoming) -> None:
+        call = incoming.call
+        self._page.end(call.sender, call.sender_incarnation, call.id)
 
     def _answer(self, incoming: Incoming, value: Any) -> None:
         try:
@@ -309,6 +338,14 @@ class _Process(Callee):
         self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=detail)
 
     # -- Callee: whoever reads the sockets ------------------------------------------------------
+
+    def started(self) -> None:
+        self._page.hold()
+        self._tick()
+
+    def _tick(self) -> None:
+        self._page.tick(len(self._mailbox), len(self._tasks))
+        self._courier.loop.call_later(TICK_S, self._tick)
 
     def take(self, incoming: Incoming) -> bool:
         taken = self._mailbox.put(incoming)
@@ -378,6 +415,9 @@ class _Process(Callee):
     def finish(self) -> None:
         self._stop("finished")
 
+    def progress(self, text: str) -> None:
+        self._page.progress(text)
+
     def cancelled(self) -> bool:
         return self._running is not None and self._running.is_cancelled
 
@@ -388,4 +428,5 @@ class _Process(Callee):
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._stopping = True
+        self._page.set_state(PageState.STOPPING)
         self._end()

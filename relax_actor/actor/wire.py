@@ -49,6 +49,10 @@ class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
     log: str
     crash: str  # where it writes why it died
     env: dict[str, str] = {}
+    python: str = ""  # the interpreter that runs it where no zygote does; the agent's own if empty
+    oom_score_adj: int = 0
+    devices: tuple[str, ...] = ()
+    cgroup: str = ""  # the folder it moves itself to; filled in by the agent
 
 
 class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
@@ -74,6 +78,8 @@ class Exited(Record, frozen=True, kw_only=True, tag="exited"):
     code: int | None = None
     signal: int | None = None
     error: str = ""  # what the actor wrote of its own death, or why it could not be started
+    oom: str = ""  # the evidence that the kernel took it for want of memory
+    held: str = ""  # who still holds memory of its devices
 
 
 class Shutdown(Record, frozen=True, kw_only=True, tag="shutdown"):
@@ -158,6 +164,32 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     traceback: str = ""
 
 
+class CallMark(Record, frozen=True, kw_only=True):
+    """How far the calls of one sender had come.
+
+    Args:
+        sender: which one; see `page.sender_key`.
+        begun: the highest id that has begun.
+        over: the id that ended last, by result or exception; 0 for none.
+    """
+
+    sender: int
+    begun: int
+    over: int
+
+
+class Dying(Record, frozen=True, kw_only=True, tag="dying"):
+    """Node agent to head, head to actors: the incarnation takes no more messages; `Exited` will follow."""
+
+    name: str
+    incarnation: int
+    reason: str
+    marks: tuple[CallMark, ...] = ()
+    marks_are_complete: bool = False  # whether a sender without a mark has begun nothing
+    running_sender: int = 0  # whose call was the last to begin, if it was not over
+    running_id: int = 0
+
+
 class Credit(Record, frozen=True, kw_only=True, tag="credit"):
     """Callee to caller: so much of what it sent has left the mailbox."""
 
@@ -208,6 +240,7 @@ AnyRecord = (
     | Call
     | Result
     | Failed
+    | Dying
     | Credit
     | Cancel
     | Query

@@ -1,4 +1,4 @@
-"""The node agent: starts actors, watches them by pidfd, kills and reaps whole process groups.
+"""The node agent: starts actors, watches them, kills and reaps everything that they have started.
 
 It decides nothing. Its standard input is its lease: the first frame says what the host's processes have in
 common, and end of file (or the head's death, seen by pidfd) makes it kill everything, sweep the run's
@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,16 +30,16 @@ from relax_actor.actor.wire import (
     Spawn,
     Spawned,
 )
-from relax_actor.node import process, zygote
+from relax_actor.node import exec, process, zygote  # noqa: A004 - what the module does
+from relax_actor.node.children import Children
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
+from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.shm import ShmSpace
 from transport.zmq_control import ZmqNetwork
 
-POLL_S = 0.002
-GROUP_DEADLINE_S = 30.0
 IDENTITY = b"agent"
 
 
@@ -51,17 +50,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.become_subreaper()
     asyncio.run(Agent(config).serve())
-
-
-class _Child(msgspec.Struct, eq=False):
-    name: str
-    incarnation: int
-    pid: int
-    pidfd: int
-    crash: str
-    dead_since: float = 0.0
-    code: int | None = None
-    signal: int | None = None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is in order; the interpreter's own clean-up would take tens of milliseconds more
 
 
 class Agent:
@@ -70,15 +61,18 @@ class Agent:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self._space = ShmSpace(config.run_id, config.shm_root)
-        self._children: dict[tuple[str, int], _Child] = {}
+        self._events = EventLog(Path(config.run_dir) / "events.jsonl", "agent", 1)
         self._zygotes: dict[str, _Zygote] = {}
+        self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
+        self._reason = ""  # why it ends
         self._loop: asyncio.AbstractEventLoop
 
     async def serve(self) -> None:
         """Carry out commands until told to end or until the lease is over."""
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        self._children = Children(self._config, self._space, self._zygote_pids, self._say)
+        self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_lease()
         network = ZmqNetwork()
         self._head = network.connect(Address.parse(self._config.head), self._heard, identity=IDENTITY)
@@ -88,19 +82,27 @@ class Agent:
         else:
             self._say(AgentReady(pid=os.getpid()))
             await self._ended.wait()
+            self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
         await self._clean_up()
         network.close()
 
+    def _end(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._ended.set()
+
     def _watch_lease(self) -> None:
-        self._loop.add_reader(sys.stdin.fileno(), self._ended.set)
+        self._loop.add_reader(sys.stdin.fileno(), self._end, "its head let it go")
         if os.getppid() == self._config.head_pid:
-            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._ended.set)
+            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._end, "its head is gone")
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
-            name: _Zygote(self._config, modules) for name, modules in self._config.zygotes.items()
+            name: _Zygote(self._config, modules, self._pipe) for name, modules in self._config.zygotes.items()
         }
         return "\n".join(filter(None, (each.await_ready() for each in self._zygotes.values())))
+
+    def _zygote_pids(self) -> set[int]:
+        return {each.pid for each in self._zygotes.values()}
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -109,93 +111,74 @@ class Agent:
         if isinstance(record, Spawn):
             self._spawn(record, frames[1:])
         elif isinstance(record, Kill):
-            self._kill(record)
+            self._children.kill(record.name, record.incarnation)
         elif isinstance(record, Shutdown):
-            self._ended.set()
+            self._end("its head told it to")
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
+        spawn, segment, error = self._children.prepare(spawn)
+        if segment is None:
+            self._children.refuse(spawn, error)
+            return
+        pid, error = self._start(spawn, arguments)
+        if error:
+            self._children.refuse(spawn, error)
+            return
+        self._children.add(spawn, pid, segment)
+        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+
+    def _start(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
+        if spawn.python or not spawn.zygote:
+            return exec.start(self._config, spawn, arguments, pipe=self._pipe)
+        if spawn.zygote not in self._zygotes:
+            return 0, f"there is no zygote {spawn.zygote!r}"
         pid, error = self._zygotes[spawn.zygote].fork(spawn, arguments)
         if self._zygotes[spawn.zygote].is_gone:
-            pid, error = self._fork_from_a_new_zygote(spawn, arguments)
-        if error:
-            self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
-            return
-        child = _Child(spawn.name, spawn.incarnation, pid, os.pidfd_open(pid), spawn.crash)
-        self._children[spawn.name, spawn.incarnation] = child
-        self._loop.add_reader(child.pidfd, self._died, child)
-        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+            return self._fork_from_a_new_zygote(spawn, arguments)
+        return pid, error
 
     def _fork_from_a_new_zygote(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
         """Replace a dead zygote; the agent is busy while it imports, and deaths are told a little later."""
         self._zygotes[spawn.zygote].close()
-        fresh = _Zygote(self._config, self._config.zygotes[spawn.zygote])
+        fresh = _Zygote(self._config, self._config.zygotes[spawn.zygote], self._pipe)
         self._zygotes[spawn.zygote] = fresh
         error = fresh.await_ready()
         return (0, error) if error else fresh.fork(spawn, arguments)
 
-    def _kill(self, kill: Kill) -> None:
-        child = self._children.get((kill.name, kill.incarnation))
-        if child is not None:
-            process.kill_group(child.pid)
-
-    # -- deaths ---------------------------------------------------------------------------------
-
-    def _died(self, child: _Child) -> None:
-        self._loop.remove_reader(child.pidfd)
-        os.close(child.pidfd)
-        child.dead_since = time.monotonic()
-        child.code, child.signal = process.exit_of(child.pid) or (None, None)
-        self._sweep(child)
-
-    def _sweep(self, child: _Child) -> None:
-        """Kill what the dead actor left; report it gone only when nothing of it is left."""
-        process.kill_group(child.pid)  # before the leader is reaped: its group id is still ours
-        process.reap_group(child.pid)
-        late = time.monotonic() - child.dead_since > GROUP_DEADLINE_S
-        if process.kill_group(child.pid) and not late:
-            self._loop.call_later(POLL_S, self._sweep, child)
-            return
-        self._space.sweep(child.name, child.incarnation)
-        del self._children[child.name, child.incarnation]
-        error = f"its process group {child.pid} did not end in {GROUP_DEADLINE_S:g} s" if late else ""
-        self._say(
-            Exited(
-                name=child.name,
-                incarnation=child.incarnation,
-                code=child.code,
-                signal=child.signal,
-                error=error or _crash_text(child.crash),
-            )
-        )
-
     async def _clean_up(self) -> None:
-        for child in self._children.values():
-            process.kill_group(child.pid)
-        deadline = time.monotonic() + GROUP_DEADLINE_S
-        while self._children and time.monotonic() < deadline:  # noqa: ASYNC110 - emptied by _sweep's timers
-            await asyncio.sleep(POLL_S)
+        await self._children.end()
         for each in self._zygotes.values():
             each.close()
         self._space.sweep()
         shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
     def _say(self, record: Record) -> None:
+        if isinstance(record, Exited):  # the head says more, unless it is hung
+            facts = {"code": record.code, "signal": record.signal, "oom": record.oom}
+            self._events.emit("process_exited", child=record.name, incarnation=record.incarnation, **facts)
         self._head.send([codec.encode(record)])
 
 
 class _Zygote:
     """The agent's end of one zygote."""
 
-    def __init__(self, config: NodeConfig, modules: tuple[str, ...]) -> None:
+    def __init__(self, config: NodeConfig, modules: tuple[str, ...], pipe: int) -> None:
         self.is_gone = False  # as far as was noticed: it is asked only when something is to be forked
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", zygote.__name__, str(theirs.fileno()), str(os.getpid())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    zygote.__name__,
+                    *map(str, (theirs.fileno(), os.getpid(), pipe)),
+                ],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), pipe),
                 env=_single_threaded_environment(),
             )
+        self.pid = self._process.pid
         self._connection = Connection(ours.detach())
         self._connection.send_bytes(msgspec.msgpack.encode(config))
         self._connection.send_bytes(msgspec.msgpack.encode(modules))
@@ -240,13 +223,6 @@ def _single_threaded_environment() -> dict[str, str]:
             env[SAVED + name] = env[name]
         env[name] = "1"
     return env
-
-
-def _crash_text(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="backslashreplace")
-    except OSError:
-        return ""
 
 
 if __name__ == "__main__":

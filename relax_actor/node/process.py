@@ -1,9 +1,12 @@
 """The Linux calls behind supervision: death signals, process groups, pidfds. No policy here."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import time
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -21,6 +24,28 @@ def die_with_parent(parent: int) -> None:
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_with_pipe(pipe: int) -> None:
+    """Have the kernel SIGKILL this process when the last write end of a pipe closes; die now if it has.
+
+    Unlike `die_with_parent` this is bound to processes, not threads: the agent's death kills, whichever
+    thread forked, and no interpreter lock is in the way. A file description remembers one owner only, so
+    each process opens its own.
+
+    Args:
+        pipe: an inherited read end; it stays open and is not used.
+    """
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    try:
+        is_closed = os.read(own, 1) == b""
+    except BlockingIOError:
+        is_closed = False
+    if is_closed:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,6 +92,16 @@ def reap_group(group: int) -> None:
         return
 
 
+def reap_strangers(known: Container[int]) -> None:
+    """Collect the exit status of adopted children that are dead; what is known is its keeper's to reap."""
+    with suppress(ChildProcessError):
+        while True:
+            dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None or dead.si_pid in known:
+                return
+            os.waitpid(dead.si_pid, os.WNOHANG)
+
+
 def exit_of(pid: int) -> tuple[int | None, int | None] | None:
     """Look at a dead child's exit without reaping it.
 
@@ -81,16 +116,53 @@ def exit_of(pid: int) -> tuple[int | None, int | None] | None:
     return None, status.si_status
 
 
+def children() -> Iterator[tuple[int, bool]]:
+    """Yield the pid of each child of this process, own and adopted, and whether it is dead but not reaped."""
+    me = str(os.getpid())
+    for pid in everybody():
+        if (fields := _stat(pid)) is not None and fields[1] == me:
+            yield pid, fields[0] == "Z"
+
+
+def everybody() -> list[int]:
+    """Return the pids of all processes of this host that can be seen."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are enough
+
+
+def ending_of(pid: int) -> str:
+    """Return in words why a process is ending, also before it is dead; empty where it is not."""
+    fields = _stat(pid)
+    status = int(fields[-1]) if fields is not None else 0
+    if status == 0:
+        return ""
+    if number := status & 0x7F:
+        return signal_name(number)
+    return f"exit code {status >> 8}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9; real-time signals have numbers only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def start_time(pid: int) -> int | None:
     """Return when the process started, in clock ticks since boot, or None if there is none.
 
     A pid together with its start time names a process; a pid alone may be reused.
     """
+    fields = _stat(pid)
+    return None if fields is None or fields[0] == "Z" else int(fields[19])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on, or None if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if fields[0] == "Z" else int(fields[19])
 
 
 def _prctl(option: int, value: int) -> None:

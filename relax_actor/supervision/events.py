@@ -41,7 +41,7 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     def _head(self) -> str:
         match self.kind:
             case ExitKind.SIGNAL if self.signal is not None:
-                return _signal_name(self.signal)
+                return signal_name(self.signal)
             case ExitKind.ERROR if self.code is not None:
                 return f"exit code {self.code}"
             case _:
@@ -124,7 +124,8 @@ _HEADS = {
 }
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return the name of a signal."""
     try:
         return Signals(number).name
     except ValueError:  # real-time signals have numbers only

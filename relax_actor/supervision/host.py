@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.node import process
+from relax_actor.node import cgroup, process, strays
 from transport.address import Address
 from transport.shm import ShmSpace
 
@@ -64,6 +64,8 @@ class LocalAgent:
                 process.kill_group(pid)
         self._sweep_after.clear()
         self._process.wait()
+        strays.kill_orphans(self._config.run_id, self._process.pid)
+        cgroup.Cgroups(cgroup.root(self._config.run_id, self._process.pid)).close()
         os.close(self.pidfd)
         self._end_lease()
 

@@ -95,9 +95,13 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     env: Mapping[str, str] = {}
     zygote: str = "default"
-    """Which preloaded process forks it."""
+    """Which preloaded process forks it; none (an interpreter is started for it) if empty."""
     backoff: Backoff | None = None
     """Overrides the supervisor's."""
+    python: str = ""
+    """Path of an interpreter that has relax-actor installed, started for it instead of a fork of a zygote."""
+    oom_score_adj: int = 0
+    """How much sooner (to 1000) or later (to -1000, root only) the kernel takes it when memory ends."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,6 +204,8 @@ def _check_significant(spec: ChildSpec | SupervisorSpec, path: str, auto_shutdow
 def _check_child(spec: ChildSpec, path: str) -> None:
     if isinstance(spec.actor, str) and not _ACTOR.fullmatch(spec.actor):
         raise SpecError(f"{path}.actor", f"is {spec.actor!r}; write `module:Class` or `file.py:Class`")
+    if not -1000 <= spec.oom_score_adj <= 1000:
+        raise SpecError(f"{path}.oom_score_adj", f"is {spec.oom_score_adj}; between -1000 and 1000")
     if spec.replicas < 1:
         raise SpecError(f"{path}.replicas", f"is {spec.replicas}; at least 1")
     _check_seconds(f"{path}.shutdown_s", spec.shutdown_s, zero=True)

@@ -6,6 +6,7 @@ What the shell adds is telling every actor who is up and who is gone, and writin
 
 import inspect
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,10 +16,12 @@ from typing import Any
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
+from relax_actor.node import process
 from relax_actor.node.agent import IDENTITY
 from relax_actor.supervision import commands, events
+from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.host import LocalAgent, actor_address
-from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.control import Frames
@@ -50,12 +53,14 @@ class TreeShell:
         self._pids: dict[tuple[str, int], int] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
+        self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
         self.is_ready = False
 
     def start(self, courier: Courier) -> None:
         """Start the node agent and the tree."""
         self._courier = courier
+        self._tell_tree("tree_started")
         self._start_agent()
         self.handle(events.StartAll())
 
@@ -63,6 +68,8 @@ class TreeShell:
         """Give the policy a fact and carry out what it decides."""
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
+        if isinstance(event, events.AddChild | events.RemoveChild):
+            self._tell_tree("tree_changed")
         self._on_change()
 
     def pid(self, name: str) -> int | None:
@@ -74,6 +81,18 @@ class TreeShell:
         if hasattr(self, "_agent"):
             self._courier.loop.remove_reader(self._agent.pidfd)
             self._agent.end()
+        self._crashes.close()
+
+    def _tell_tree(self, kind: str) -> None:
+        """Log what people need to look into the run while this process is hung."""
+        self._events.emit(
+            kind,
+            run_id=self._config.run_id,
+            host=os.uname().nodename,
+            start_ticks=process.start_time(os.getpid()),
+            shm_root=self._config.shm_root,
+            tree=_outline(self._policy.snapshot()),
+        )
 
     # -- the node agent -------------------------------------------------------------------------
 
@@ -117,6 +136,8 @@ class TreeShell:
                 self._spawned(record)
             case wire.Exited():
                 self._exited(record)
+            case wire.Dying():
+                self._dying(record)
             case wire.Hello():
                 self._listeners.add(peer)
                 for up in self._up.values():
@@ -134,6 +155,7 @@ class TreeShell:
             child=record.name,
             incarnation=record.incarnation,
             pid=record.pid,
+            start_ticks=process.start_time(record.pid),
             log=str(self._log_path(record.name, record.incarnation)),
         )
 
@@ -147,6 +169,16 @@ class TreeShell:
         self._broadcast(up)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
 
+    def _dying(self, record: wire.Dying) -> None:
+        """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
+        if (up := self._up.get(record.name)) is not None and up.incarnation == record.incarnation:
+            del self._up[record.name]
+        self._listeners.discard(f"{record.name}#{record.incarnation}".encode())
+        self._courier.peer_dying(record)
+        self._broadcast(record)
+        fields = {"child": record.name, "incarnation": record.incarnation, "reason": record.reason}
+        self._events.emit("child_dying", **fields)
+
     def _exited(self, record: wire.Exited) -> None:
         key = record.name, record.incarnation
         if record.error and key not in self._ready:
@@ -155,6 +187,10 @@ class TreeShell:
         self._gone(*key, self._classify(record))
 
     def _classify(self, record: wire.Exited) -> events.Exit:
+        if record.held:
+            return events.Exit(kind=events.ExitKind.DEVICE_LOST, signal=record.signal, detail=record.held)
+        if record.oom:
+            return events.Exit(kind=events.ExitKind.OOM, signal=record.signal, detail=record.oom)
         told = (record.name, record.incarnation) in self._told_to_stop
         if record.code == 0:
             return events.Exit(kind=events.ExitKind.STOPPED if told else events.ExitKind.NORMAL, code=0)
@@ -172,21 +208,27 @@ class TreeShell:
             del self._up[name]
         self._courier.peer_gone(gone)
         self._broadcast(gone)
+        death = Death(
+            name=name,
+            incarnation=incarnation,
+            pid=pid,
+            exit=how,
+            log=self._log_path(name, incarnation),
+            crash=self._crash_path(name, incarnation),
+        )
         self._events.emit(
             "child_exited",
             child=name,
             incarnation=incarnation,
             pid=pid,
             reason=str(how),
-            line=self._death_line(name, incarnation, pid, how),
+            exit=how.kind.value,
+            code=how.code,
+            signal=how.signal,
+            line=(line := death.line),
         )
+        self._crashes.gather(death, line)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
-
-    def _death_line(self, name: str, incarnation: int, pid: int, how: events.Exit) -> str:
-        path = self._log_path(name, incarnation)
-        last = _last_line(path.read_text(errors="replace")) if path.exists() else ""
-        quoted = f'; last log: "{last}"' if last else ""
-        return f"{name} (incarnation {incarnation}, pid {pid}) died: {how}{quoted}; log: {path}"
 
     def _broadcast(self, record: Record) -> None:
         for listener in self._listeners:
@@ -216,7 +258,7 @@ class TreeShell:
 
     def _spawn(self, command: commands.Spawn) -> None:
         name, incarnation = command.name, command.incarnation
-        crash = Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}.txt"
+        crash = self._crash_path(name, incarnation)
         record = wire.Spawn(
             name=name,
             incarnation=incarnation,
@@ -224,8 +266,11 @@ class TreeShell:
             zygote=command.spec.zygote,
             address=str(actor_address(self._config.socket_dir, name, incarnation)),
             log=str(self._log_path(name, incarnation)),
-            crash=str(crash),
+            crash=f"{crash}.txt",
             env=dict(command.spec.env),
+            python=command.spec.python,
+            oom_score_adj=command.spec.oom_score_adj,
+            devices=command.spec.devices,
         )
         self._say_agent(record, codec.pack(command.spec.args))
 
@@ -251,6 +296,9 @@ class TreeShell:
     def _log_path(self, name: str, incarnation: int) -> Path:
         return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
 
+    def _crash_path(self, name: str, incarnation: int) -> Path:
+        return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
+
 
 def target_of(actor: type | str) -> str:
     """Name an actor class so that another process finds it: `module:Class`, or `path.py:Class`.
@@ -265,6 +313,13 @@ def target_of(actor: type | str) -> str:
     if actor.__module__ in {"__main__", "__relax_main__"}:
         return f"{Path(inspect.getfile(sys.modules[actor.__module__])).resolve()}:{actor.__qualname__}"
     return f"{actor.__module__}:{actor.__qualname__}"
+
+
+def _outline(node: NodeStatus) -> dict[str, Any]:
+    """Return who is below whom, in the order of the spec."""
+    if not node.is_supervisor:
+        return {"name": node.name}
+    return {"name": node.name, "children": [_outline(child) for child in node.children]}
 
 
 def _last_line(text: str) -> str:

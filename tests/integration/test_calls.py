@@ -75,7 +75,7 @@ def eventually(condition, timeout_s=10.0):
 
 
 def segments(tree):
-    return [path.name for path in Path("/dev/shm").glob(f"rx-{tree.run_id}-*")]  # noqa: S108
+    return [path.name for path in Path("/dev/shm").glob(f"rx-{tree.run_id}-*-bulk-*")]  # noqa: S108
 
 
 # -- credit -----------------------------------------------------------------------------------------
@@ -353,6 +353,7 @@ def test_an_actor_gathers_too(a):
         (Worker.fail_hugely, "builtins.ValueError", "the end"),
         (Worker.fail_recursively, "builtins.ValueError", "round"),
         (Worker.fail_deeply, "builtins.RuntimeError", "next"),
+        (Worker.fail_as_if_refused, "msgspec.ValidationError", "mine"),
         (Worker.fail_unsendably, "call_actors.UnsendableError", "bad 1 2"),
         (Worker.fail_without_module, "nowhere.FleetingError", "gone"),
     ],

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import msgspec
 import numpy as np
 
 from relax_actor import Actor, endpoint, gather
@@ -132,6 +133,10 @@ class Worker(Actor):
         for _ in range(20_000):
             error, error.__cause__ = RuntimeError("next"), error
         raise error
+
+    @endpoint
+    def fail_as_if_refused(self) -> None:
+        raise msgspec.ValidationError("mine")
 
     @endpoint
     def fail_unsendably(self) -> None:

@@ -62,3 +62,18 @@ class Relay(Actor):
     @endpoint
     async def add_via(self, name: str, amount: int) -> int:
         return await self.ctx.ref(name, Counter).ask(Counter.add, amount)
+
+
+class Busy(Actor):
+    """Keeps its thread, and the GIL, for as long as it is told to."""
+
+    @endpoint
+    def spin(self, seconds: float) -> None:
+        print("spinning")  # noqa: T201 - into its log
+        spin_here(seconds)
+
+
+def spin_here(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass

@@ -117,3 +117,45 @@ STORY = (
 def story() -> tuple[dict, ...]:
     """A short run in which a rollout is killed."""
     return STORY
+
+
+class Clock:
+    """Makes the events of one head, a second apart."""
+
+    def __init__(self) -> None:
+        self.events: list[dict] = []
+
+    def add(self, kind: str, /, **fields) -> None:
+        t = fields.pop("t", 1000.0 + len(self.events))
+        self.events.append({"t": t, "actor": "head", "inc": 1, "pid": 1, "kind": kind, **fields})
+
+    def start(self, *names: str, incarnation: int = 1, **fields) -> None:
+        for name in names:
+            log = f"logs/{name.replace('/', '-')}-{incarnation}.log"
+            self.add("child_spawned", child=name, incarnation=incarnation, **{"pid": 70, "log": log} | fields)
+            self.add("child_ready", child=name, incarnation=incarnation, after_s=0.5)
+
+    def end(self, name: str, reason: str, exit_: str, incarnation: int = 1, **fields) -> None:
+        line = f"{name} (incarnation {incarnation}, pid 70) died: {reason}"
+        facts = {"child": name, "incarnation": incarnation, "reason": reason, "exit": exit_, "line": line}
+        self.add("child_exited", **facts, **fields)
+
+
+TREE = {
+    "name": "run",
+    "children": [
+        {"name": "queue"},
+        {"name": "pair", "children": [{"name": "left"}, {"name": "right"}]},
+        {"name": "rollouts", "children": [{"name": "rollout/0"}, {"name": "rollout/1"}]},
+    ],
+}
+
+
+@pytest.fixture
+def happened() -> Clock:
+    """Events to add to, beginning with a tree of two supervisors below the root."""
+    clock = Clock()
+    clock.add(
+        "tree_started", run_id="0011aabb", host="here", start_ticks=1, shm_root="/shm", tree=TREE, pid=9
+    )
+    return clock

@@ -33,7 +33,8 @@ def relax(capsys, monkeypatch):
     return run
 
 
-COMMANDS = ["", "launch", "plan", "status", "logs", "stop"]
+SEEING = ["status", "ps", "tree", "top", "why", "stack", "events", "dead-letters", "logs"]
+COMMANDS = ["", "launch", "plan", *SEEING, "stop"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,7 +69,16 @@ def test_every_setting_is_in_the_reference():
             assert f"| `{key}` | {wanted(field.type)} | {default} |" in part, f"{section}.{key}"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"], ["plan", "nothing.toml"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["launch", "--help"],
+        ["plan", "nothing.toml"],
+        *([name, "/nowhere", "x"] for name in SEEING),
+    ],
+    ids=" ".join,
+)
 def test_help_and_errors_come_without_heavy_imports(arguments):
     code = (
         "import sys\nfrom launcher.cli import main\n"
@@ -176,8 +186,34 @@ def test_status_logs_and_stop_work_on_a_folder(relax, tmp_path, story, log_of):
     assert "rollout/0" in relax("status", folder.path)[1]
     assert json.loads(relax("status", folder.path, "--json")[1])["restarts"] == 1
     assert relax("status", folder.path, "--follow")[0] == 0
-    assert relax("logs", folder.path, "trainer", "-n", "5")[1] == "trainer#1 | hello\n"
+    assert relax("logs", folder.path, "trainer", "-n", "5")[1] == "trainer#1 │ hello\n"
     assert relax("stop", folder.path) == (0, f"`{folder.path}` is not running\n", "")
+
+
+def test_every_command_that_looks_into_a_run_works_on_its_folder_alone(relax, tmp_path, happened):
+    folder = RunFolder.create(str(tmp_path / "run"), name="x")
+    happened.start("queue")
+    happened.end("queue", "SIGKILL", "signal", signal=9)
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in happened.events))
+
+    assert json.loads(relax("ps", folder.path, "--json")[1])[0]["last_exit"] == "SIGKILL"
+    assert "└─ rollouts" in relax("tree", folder.path)[1]
+    assert "queue" in relax("top", folder.path, "-n", "1", "--interval", "0.1")[1]
+    assert relax("why", folder.path, "queue")[1].startswith("queue (incarnation 1, pid 70) died: SIGKILL")
+    assert (
+        len(relax("events", folder.path, "--kind", "child_exited", "--actor", "queue")[1].splitlines()) == 1
+    )
+    assert relax("events", folder.path, "--actor", "head", "-n", "1")[0] == 0
+    assert relax("dead-letters", folder.path) == (0, "no dead letters\n", "")
+    for options in ([], ["--native"]):
+        code, out, error = relax("stack", folder.path, "queue", *options)
+        assert (code, out) == (2, "")
+        assert error.startswith("error: `queue` does not run")
+    assert relax("why", folder.path, "quee") == (
+        2,
+        "",
+        f"error: `quee` is not an actor of `{folder.path}`\n\nhint: did you mean queue?\n",
+    )
 
 
 def test_the_version_is_shown(relax):
@@ -227,7 +263,7 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(tmp_path):
         ["bash", "-o", "pipefail", "-c", command], check=False, capture_output=True, text=True, timeout=60
     )
 
-    assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 | line\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 │ line\n", "")
 
 
 def test_a_stream_that_cannot_be_reconfigured_is_left_alone():

@@ -218,3 +218,14 @@ def test_a_live_display_and_tensorboard_can_be_asked_for(request_of, runner, run
 
     assert launch(request_of(live=True, tensorboard=True), io.StringIO(), runner) == 0
     assert list((run_dir / "tensorboard").iterdir())
+
+
+def test_what_actors_write_is_shown_between_the_events(request_of, runner):
+    def write() -> None:
+        runner.job.folder.log_path("rollout/0", 1).write_text("hello\n")
+
+    runner.during = write
+    out = io.StringIO()
+    assert launch(request_of(tag_output=True), out, runner) == 0
+    assert "rollout/0#1 │ hello\n" in out.getvalue()
+    assert "step 1: reward 0.25" in out.getvalue()

@@ -11,7 +11,7 @@ import pytest
 
 from launcher import observe
 from launcher.errors import RunFolderError
-from launcher.observe import follow_status, log_name, logs, status, stop
+from launcher.observe import follow_status, status, stop
 from launcher.runfolder import RunFolder
 
 HEAD = """
@@ -102,85 +102,6 @@ def test_status_follows_until_the_head_is_gone(folder, story, log_of, head, monk
     thread.join()
     reaper.join()
     assert "step 1: reward 0.25" in text
-
-
-@pytest.fixture
-def log_files(folder):
-    folder.log_path("rollout/0", 1).write_text("a1\na2\n")
-    folder.log_path("rollout/0", 2).write_text("b1\nhalf a line")
-    folder.log_path("rollout/10", 1).write_text("c1\n")
-    folder.log_path("trainer", 1).write_bytes(b"\xff\x1b[2J\n")
-    (folder.logs / "agent.log").write_text("x\n")
-
-
-def test_log_lines_carry_actor_and_incarnation(folder, log_files):
-    assert said(logs, folder).splitlines() == [
-        "rollout/0#1 | a1",
-        "rollout/0#1 | a2",
-        "rollout/0#2 | b1",
-        "rollout/10#1 | c1",
-        "trainer#1 | \\xff\\x1b[2J",
-    ]
-
-
-@pytest.mark.parametrize("actor", ["rollout/0", "rollout-0"])
-def test_logs_of_one_actor(folder, log_files, actor):
-    assert said(logs, folder, actor=actor, last=1).splitlines() == ["rollout/0#1 | a2", "rollout/0#2 | b1"]
-
-
-def test_logs_of_a_role_are_those_of_all_its_replicas(folder, log_files):
-    assert "rollout/10#1 | c1" in said(logs, folder, actor="rollout")
-
-
-def test_an_actor_without_a_log_is_an_error_that_lists_those_with_one(folder, log_files):
-    with pytest.raises(RunFolderError, match="there are rollout/0, rollout/10, trainer"):
-        said(logs, folder, actor="rollot")
-
-
-def test_logs_of_a_run_that_has_none_yet(folder):
-    with pytest.raises(RunFolderError, match="no actor has been started yet"):
-        said(logs, folder)
-
-
-def test_only_the_last_lines_of_a_long_log_are_read(folder):
-    folder.log_path("trainer", 1).write_text("".join(f"{n}\n" for n in range(100_000)))
-
-    assert said(logs, folder, last=2).splitlines() == ["trainer#1 | 99998", "trainer#1 | 99999"]
-    assert said(logs, folder, last=0) == ""
-
-
-def test_following_logs_sees_growth_and_new_incarnations(folder, head, monkeypatch):
-    monkeypatch.setattr(observe, "POLL_S", 0.01)
-    process = head()
-    folder.log_path("trainer", 1).write_text("one\ntw")
-
-    class Script(io.StringIO):
-        def flush(self) -> None:
-            steps.pop(0)() if steps else None
-
-    def grow() -> None:
-        with folder.log_path("trainer", 1).open("a") as file:
-            file.write("o\n")
-        folder.log_path("trainer", 2).write_text("three\n")
-
-    def end() -> None:
-        process.kill()
-        process.wait()
-
-    steps = [grow, end]
-    out = Script()
-    logs(folder, out, follow=True)
-
-    assert out.getvalue().splitlines() == ["trainer#1 | one", "trainer#1 | two", "trainer#2 | three"]
-
-
-def test_following_a_run_that_is_over_ends_at_once(folder):
-    assert said(logs, folder, follow=True) == ""
-
-
-def test_a_log_name_is_an_actor_and_its_incarnation(folder):
-    assert log_name(folder.log_path("trainer", 3)) == "trainer#3"
-    assert log_name(folder.log_path("rollout/12", 3)) == "rollout/12#3"
 
 
 def reaped(process: subprocess.Popen) -> threading.Thread:

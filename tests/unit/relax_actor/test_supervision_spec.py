@@ -67,6 +67,7 @@ def test_a_good_tree_is_valid(actor: type | str) -> None:
         (tree(tree(id="run")), "run", "names two children"),
         (tree(child(actor="rollout")), "run.children[0].actor", "write `module:Class`"),
         (tree(child(replicas=0)), "run.children[0].replicas", "is 0; at least 1"),
+        (tree(child(oom_score_adj=1001)), "run.children[0].oom_score_adj", "is 1001; between -1000 and 1000"),
         (tree(child(shutdown_s=-1.0)), "run.children[0].shutdown_s", "0 or more"),
         (tree(child(shutdown_s=float("inf"))), "run.children[0].shutdown_s", "finite"),
         (tree(child(start_timeout_s=0.0)), "run.children[0].start_timeout_s", "more than 0"),

@@ -1,0 +1,132 @@
+"""`relax-actor stack`: what every thread of an actor is doing, asked of the process itself.
+
+SIGUSR1 makes an actor append its stacks to its own log, from a signal handler written in C: it needs
+neither the head nor the actor's cooperation, and works while Python code holds the GIL.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from launcher.errors import RunFolderError
+from launcher.lives import Life
+from launcher.processes import ProcessFacts, catches
+from launcher.view import RunView
+from launcher.wording import clean
+from relax_actor.stacks import ThreadStack, is_dump_line, parse_dump
+
+POLL_S = 0.02
+SETTLED_S = 0.1
+"""A dump is over when the log has not grown for so long after its first line."""
+
+
+def stack(view: RunView, out: TextIO, word: str, *, timeout_s: float = 5.0, as_json: bool = False) -> None:
+    """Print the Python stacks of all threads of a running actor.
+
+    Args:
+        view: of the run.
+        out: where to.
+        word: the actor.
+        timeout_s: how long to wait for the dump.
+        as_json: print a JSON array of threads.
+
+    Raises:
+        RunFolderError: it does not run here, has no handler yet, or did not answer.
+    """
+    life, facts = _running(view, word)
+    if facts.is_stopped:
+        fact = f"`{life}` (pid {life.pid}) is stopped by a signal and cannot say where it is"
+        raise RunFolderError(fact, f"kill -CONT {life.pid}; or --native, which needs no help from it")
+    if not catches(life.pid, signal.SIGUSR1):
+        fact = f"`{life}` (pid {life.pid}) has no handler for SIGUSR1, which would kill it"
+        raise RunFolderError(
+            fact, "it is only just starting, or its code took the handler away; try --native"
+        )
+    lines = _dumped(life, timeout_s)
+    threads = parse_dump(lines)
+    if as_json:
+        out.write(msgspec.json.encode(threads).decode() + "\n")
+    else:
+        out.writelines(f"{line}\n" for line in _told(life, threads))
+
+
+def native_stack(view: RunView, out: TextIO, word: str) -> None:
+    """Print the stacks of Python and native code, by py-spy.
+
+    Raises:
+        RunFolderError: there is no py-spy, or it failed.
+    """
+    life, _ = _running(view, word)
+    program = shutil.which("py-spy")
+    if program is None:
+        raise RunFolderError("`py-spy` is not installed", "pip install py-spy; or leave out --native")
+    command = [program, "dump", "--native", "--pid", str(life.pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        raise RunFolderError(f"py-spy failed: {clean(last)}", "it needs the right to trace: run as root")
+    out.write(done.stdout)
+
+
+def _running(view: RunView, word: str) -> tuple[Life, ProcessFacts]:
+    name, incarnation = view.actor(word)
+    last = view.lives.last(name)
+    life = last if incarnation is None else view.lives.life(name, incarnation)
+    facts = view.process(life) if life else None
+    if life is None or facts is None:
+        where = f" on {os.uname().nodename}" if not view.is_here else ""
+        raise RunFolderError(f"`{word}` does not run{where}", f"relax-actor why {view.folder.path} {word}")
+    return life, facts
+
+
+def _dumped(life: Life, timeout_s: float) -> list[str]:
+    """Ask for a dump and return its lines.
+
+    Raises:
+        RunFolderError: nothing came in time.
+    """
+    log = Path(life.log)
+    before = log.stat().st_size
+    pidfd = os.pidfd_open(life.pid)
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
+    finally:
+        os.close(pidfd)
+    lines = _settled_lines(log, before, time.monotonic() + timeout_s)
+    if not lines:
+        fact = f"`{life}` (pid {life.pid}) did not dump its stacks within {timeout_s:g} s"
+        raise RunFolderError(fact, "it is in the kernel and takes no signal (state D), or its log is full")
+    return lines
+
+
+def _settled_lines(log: Path, before: int, deadline: float) -> list[str]:
+    """Return what was dumped after `before` bytes once that has not grown for a while, or by the deadline."""
+    lines: list[str] = []
+    grown_at = time.monotonic()
+    while time.monotonic() < deadline and not (lines and time.monotonic() - grown_at >= SETTLED_S):
+        time.sleep(POLL_S)
+        now = _new_lines(log, before)
+        if len(now) > len(lines):
+            lines, grown_at = now, time.monotonic()
+    return lines
+
+
+def _new_lines(log: Path, offset: int) -> list[str]:
+    with log.open("rb") as file:
+        file.seek(offset)
+        text = file.read().decode("utf-8", "backslashreplace")
+    return [line for line in text.splitlines() if is_dump_line(line)]
+
+
+def _told(life: Life, threads: list[ThreadStack]) -> list[str]:
+    lines = [f"{life} (pid {life.pid}), innermost call first; the dump is in {life.log}"]
+    for thread in sorted(threads, key=lambda thread: not thread.is_current):
+        mark = ", the main one" if thread.is_current else ""  # the kernel gives it signals first
+        lines += ["", f"thread {thread.ident}{mark}", *map(clean, thread.frames)]
+    return lines

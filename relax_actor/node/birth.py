@@ -1,0 +1,68 @@
+"""How a fresh process becomes an actor, whether a zygote forked it or an interpreter was started for it."""
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from relax_actor.actor import runtime
+from relax_actor.actor.wire import NodeConfig, Spawn
+from relax_actor.node import cgroup, strays
+from relax_actor.node.process import await_adoption, die_with_parent, die_with_pipe
+from transport.control import Frames
+
+
+def become(config: NodeConfig, spawn: Spawn, arguments: Frames, *, agent: int, pipe: int) -> NoReturn:
+    """Be this actor until it ends, and end the process with it.
+
+    Args:
+        config: what all processes of the run have in common.
+        spawn: which actor.
+        arguments: its packed arguments.
+        agent: pid of the node agent, whose child this process is or soon will be.
+        pipe: read end of the agent's death pipe.
+    """
+    code = 1
+    try:
+        with suppress(PermissionError):  # one that has been exec'ed leads its group already
+            os.setpgid(0, 0)
+        await_adoption(agent)
+        die_with_parent(agent)
+        die_with_pipe(pipe)
+        cgroup.enter(spawn.cgroup)
+        _redirect(spawn.log)
+        _set_oom_score(spawn.oom_score_adj)
+        _set_environment(config, spawn, agent)
+        code = runtime.main(config, spawn, arguments)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: str) -> None:
+    """Send standard output and error, also of native code, to the incarnation's own log."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd, target in ((null, 0), (out, 1), (out, 2)):
+        os.dup2(fd, target)
+    os.close(null)
+    os.close(out)
+    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for life
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for life
+
+
+def _set_oom_score(adjustment: int) -> None:
+    if adjustment == 0:
+        return
+    try:
+        Path("/proc/self/oom_score_adj").write_text(str(adjustment))
+    except OSError as error:  # only root may lower it
+        print(f"oom_score_adj {adjustment} is refused: {error}", file=sys.stderr)  # noqa: T201 - its log
+
+
+def _set_environment(config: NodeConfig, spawn: Spawn, agent: int) -> None:
+    os.environ.update(spawn.env)
+    os.environ[strays.AGENT_VARIABLE] = str(agent)
+    os.environ[strays.VARIABLE] = strays.mark_of(config.run_id, spawn.name, spawn.incarnation)

@@ -1,0 +1,238 @@
+"""The actors of this host, from their first moment to the last trace of them.
+
+A death is told twice: `Dying` at once, by the robust mutex in the actor's status page, and `Exited` when the
+kernel says (pidfd) that the process is gone and nothing of it is left: no member of its process group or
+control group, no stray that bears its mark, no segment, no memory of its devices.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relax_actor.actor import page
+from relax_actor.actor.page import PageState
+from relax_actor.actor.wire import Exited, NodeConfig, Record, Spawn
+from relax_actor.node import cgroup, process, strays
+from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
+from relax_actor.node.dump import dump_stacks
+from relax_actor.node.watch import DeathWatch
+from transport.segment import Segment, SegmentError
+from transport.shm import ShmSpace
+
+POLL_S = 0.002
+GROUP_DEADLINE_S = 30.0
+
+
+class _Child(msgspec.Struct, eq=False):
+    spawn: Spawn
+    pid: int
+    pidfd: int
+    segment: Segment
+    watch: DeathWatch
+    is_dying: bool = False
+    is_killed: bool = False  # by us
+    dead_since_s: float = 0.0
+    code: int | None = None
+    signal: int | None = None
+    oom: str = ""
+    is_in_cgroup: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.spawn.name, self.spawn.incarnation
+
+    def page(self) -> page.PageRecord | None:
+        return page.read(bytes(self.segment.buf), lambda: bytes(self.segment.buf))
+
+
+class Children:
+    """Watches actors, kills them, and tells of their ends. Every method runs in the agent's loop thread.
+
+    Args:
+        config: what all processes of the run have in common.
+        space: the run's shared memory.
+        others: pids of the agent's children that are no actors.
+        say: sends a record to the head.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        space: ShmSpace,
+        others: Callable[[], set[int]],
+        say: Callable[[Record], object],
+    ) -> None:
+        self._run_id, self._space, self._others, self._say = config.run_id, space, others, say
+        self._children: dict[tuple[str, int], _Child] = {}
+        self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
+        self._oom = cgroup.OomWatch()
+        self._gate: DeviceGate | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    # -- birth ----------------------------------------------------------------------------------
+
+    def prepare(self, spawn: Spawn) -> tuple[Spawn, Segment | None, str]:
+        """Make what an actor finds when it starts: its control group and its status page, or an error."""
+        spawn = msgspec.structs.replace(spawn, cgroup=self._cgroups.make(spawn.name, spawn.incarnation))
+        try:
+            return spawn, page.create(self._space, spawn.name, spawn.incarnation), ""
+        except SegmentError as error:
+            return spawn, None, str(error)
+
+    def refuse(self, spawn: Spawn, error: str) -> None:
+        """Take back what was prepared for an actor that could not be started, and say why."""
+        self._cgroups.end(spawn.name, spawn.incarnation)
+        self._space.sweep(spawn.name, spawn.incarnation)
+        self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
+
+    def add(self, spawn: Spawn, pid: int, segment: Segment) -> None:
+        """Watch an actor that was started."""
+        key = spawn.name, spawn.incarnation
+        watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
+        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
+        self._children[key] = child
+        self._loop.add_reader(child.pidfd, self._died, child)
+
+    # -- forced ends ----------------------------------------------------------------------------
+
+    def kill(self, name: str, incarnation: int) -> None:
+        """Kill an actor and its group; a live one writes its stacks first, unless it is killed twice."""
+        child = self._children.get((name, incarnation))
+        if child is None:
+            return
+        is_dump_due = not child.is_killed and not child.is_dying and self._can_dump(child)
+        child.is_killed = True
+        if is_dump_due:
+            self._run(self._dump_and_kill(child))
+        else:
+            process.kill_group(child.pid)
+
+    async def end(self) -> None:
+        """Kill every actor, wait until nothing of them is left, and remove the run's control groups."""
+        for child in self._children.values():
+            child.is_killed = True
+            process.kill_group(child.pid)
+        deadline_s = time.monotonic() + GROUP_DEADLINE_S
+        while self._children and time.monotonic() < deadline_s:  # noqa: ASYNC110 - emptied by _sweep's timers
+            await asyncio.sleep(POLL_S)
+        self._cgroups.close()
+
+    def _can_dump(self, child: _Child) -> bool:
+        """Whether it has come so far that SIGUSR1 means a dump to it, and not death."""
+        seen = child.page()
+        return seen is not None and seen.state != PageState.UNBORN.name
+
+    async def _dump_and_kill(self, child: _Child) -> None:
+        await dump_stacks(child.pid, Path(child.spawn.log))
+        if not child.dead_since_s:
+            process.kill_group(child.pid)
+
+    def _run(self, task: Coroutine[Any, Any, None]) -> None:
+        running = self._loop.create_task(task)
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
+
+    # -- deaths ---------------------------------------------------------------------------------
+
+    def _dying(self, key: tuple[str, int]) -> None:
+        """Tell the head, once, that an actor takes no more calls, and what its page says of them."""
+        child = self._children.get(key)
+        if child is None or child.is_dying:
+            return
+        child.is_dying = True
+        reason = process.ending_of(child.pid) or "it is ending"
+        self._say(page.dying(*key, reason, child.page()))
+
+    def _died(self, child: _Child) -> None:
+        self._loop.remove_reader(child.pidfd)
+        os.close(child.pidfd)
+        child.watch.end()
+        self._dying(child.key)
+        child.dead_since_s = time.monotonic()
+        child.code, child.signal = process.exit_of(child.pid) or (None, None)
+        child.oom = self._oom_evidence(child)
+        child.is_in_cgroup = cgroup.is_in(child.pid, child.spawn.cgroup)
+        if child.code != 0:
+            self._keep_page(child)
+        self._sweep(child)
+
+    def _oom_evidence(self, child: _Child) -> str:
+        if child.signal != signal.SIGKILL or child.is_killed:
+            return ""
+        return self._cgroups.oom_evidence(*child.key) or self._oom.evidence()
+
+    def _keep_page(self, child: _Child) -> None:
+        record = child.page()
+        if record is not None:
+            with suppress(OSError):
+                Path(child.spawn.crash).with_suffix(".json").write_bytes(msgspec.json.encode(record))
+
+    def _sweep(self, child: _Child) -> None:
+        """Kill what the dead actor left; go on only when nothing of it is left."""
+        is_late = time.monotonic() - child.dead_since_s > GROUP_DEADLINE_S
+        if self._is_anything_left(child) and not is_late:
+            self._loop.call_later(POLL_S, self._sweep, child)
+            return
+        error = f"its process group {child.pid} did not end in {GROUP_DEADLINE_S:g} s" if is_late else ""
+        if child.spawn.devices:
+            self._run(self._release(child, error))
+        else:
+            self._gone(child, error)
+
+    def _is_anything_left(self, child: _Child) -> bool:
+        process.kill_group(child.pid)  # before the leader is reaped: its group id is still ours
+        process.reap_group(child.pid)
+        if not self._cgroups.end(*child.key) or process.kill_group(child.pid):
+            return True
+        known = {each.pid for each in self._children.values()} | self._others()
+        if child.is_in_cgroup:  # and so were its strays
+            process.reap_strangers(known)
+            return False
+        page_name = self._space.name(*child.key, page.LABEL)
+        return bool(strays.kill_strays(self._mark(child), page_name, known))
+
+    async def _release(self, child: _Child, error: str) -> None:
+        """Wait until the memory of the dead actor's devices is back."""
+        if self._gate is None:
+            self._gate = await asyncio.to_thread(DeviceGate.of_this_host)
+        mark = self._mark(child)
+        held = await await_release(
+            self._gate,
+            child.spawn.devices,
+            lambda pid: pid == child.pid or strays.bears_mark(pid, mark),
+            RELEASE_DEADLINE_S,
+        )
+        self._gone(child, error, held)
+
+    def _gone(self, child: _Child, error: str, held: str = "") -> None:
+        self._space.sweep(*child.key)
+        del self._children[child.key]
+        name, incarnation = child.key
+        exited = Exited(
+            name=name,
+            incarnation=incarnation,
+            code=child.code,
+            signal=child.signal,
+            error=error or _crash_text(child.spawn.crash),
+            oom=child.oom,
+            held=held,
+        )
+        self._say(exited)
+
+    def _mark(self, child: _Child) -> str:
+        return strays.mark_of(self._run_id, *child.key)
+
+
+def _crash_text(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="backslashreplace")
+    except OSError:
+        return ""

@@ -1,0 +1,42 @@
+"""The last look at an actor that is about to be killed: the stacks of all its threads, into its own log."""
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+DUMP_DEADLINE_S = 0.2
+_POLL_S = 0.005
+_QUIET_S = 0.02
+_SIGN = b"(most recent call first)"
+
+
+async def dump_stacks(pid: int, log: Path) -> None:
+    """Have a live actor write its stacks (see `faulthandler`), also while C code holds the interpreter lock.
+
+    Returns when the dump is there and nothing more is written, or after `DUMP_DEADLINE_S`: a stopped process
+    writes nothing.
+    """
+    before, seen, since = _size(log), _size(log), time.monotonic()
+    deadline = since + DUMP_DEADLINE_S
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    while (now := time.monotonic()) < deadline:
+        size = _size(log)
+        if size != seen:
+            seen, since = size, now
+        elif size > before and now - since >= _QUIET_S and _SIGN in _from(log, before):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def _from(log: Path, offset: int) -> bytes:
+    with log.open("rb") as file:
+        file.seek(offset)
+        return file.read()

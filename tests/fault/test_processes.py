@@ -1,0 +1,482 @@
+"""Deaths of actors, agents and what they started: who learns of them, when, and that nothing is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from dying_actors import Mortal
+
+from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor.actor.page import PageView
+from relax_actor.errors import ActorDied, Executed, StartFailed
+from relax_actor.node import cgroup
+from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace
+
+pytestmark = pytest.mark.fault
+
+QUICK = Backoff(base_s=0.01, cap_s=0.05)
+SUPPORT = str(Path(__file__).parents[1] / "support")
+
+
+def spec_of(*children):
+    return SupervisorSpec(id="root", backoff=QUICK, children=children)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path) as tree:
+        yield tree
+
+
+@pytest.fixture
+def mortal(tree):
+    return tree.ref("mortal", Mortal)
+
+
+def eventually(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def is_gone(pid):
+    """Whether there is no such process, or nothing but its exit status."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def events_of(tree, kind):
+    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
+
+
+def seen(tree, incarnation=1):
+    return PageView.read(ShmSpace(tree.run_id), "mortal", incarnation)
+
+
+def running(tree, mortal, method=Mortal.hang):
+    """Call a method that never returns, and wait until it runs."""
+    reply = mortal.ask(method)
+    eventually(lambda: seen(tree).method == method.__name__)
+    return reply
+
+
+def group_of(tree):
+    """Return the folder of the tree's control groups."""
+    return cgroup.root(tree.run_id, psutil.Process(tree.pid("mortal")).ppid())
+
+
+# -- who learns of a death, and when ----------------------------------------------------------------
+
+
+def test_a_call_fails_while_the_dead_process_is_still_being_torn_down(tree, mortal):
+    """The mutex tells; the pidfd comes only when half a gigabyte has been given back."""
+    mortal.ask(Mortal.touch, 512 << 20, timeout_s=100).result()
+    reply = running(tree, mortal)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied) as caught:
+        reply.result(20)
+    assert caught.value.reason == "SIGKILL"
+    eventually(lambda: events_of(tree, "child_exited"))
+    (dying,), exited = events_of(tree, "child_dying"), events_of(tree, "child_exited")[0]
+    assert dying["m"] < exited["m"]
+
+
+def test_a_call_that_ran_may_have_done_its_work(tree, mortal):
+    reply = running(tree, mortal)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied) as caught:
+        reply.result(20)
+    assert caught.value.executed is Executed.MAYBE
+
+
+def test_an_asynchronous_call_that_ran_may_have_done_its_work(tree, mortal):
+    reply = running(tree, mortal, Mortal.hang_softly)
+    assert mortal.ask(Mortal.one).result() == 1
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied) as caught:
+        reply.result(20)
+    assert caught.value.executed is Executed.MAYBE
+
+
+def test_a_call_that_still_waited_did_not_run(tree, mortal):
+    running(tree, mortal)
+    waiting = mortal.ask(Mortal.one)
+    eventually(lambda: seen(tree).mailbox_messages == 1)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied) as caught:
+        waiting.result(20)
+    assert caught.value.executed is Executed.NO
+
+
+def test_a_call_whose_answer_was_lost_is_known_to_have_run(tree, mortal):
+    lost, queued = mortal.ask(Mortal.die_of_the_answer), mortal.ask(Mortal.one)
+    for reply, executed in ((lost, Executed.DONE), (queued, Executed.NO)):
+        with pytest.raises(ActorDied) as caught:
+            reply.result(20)
+        assert caught.value.executed is executed
+
+
+def test_a_fork_that_ends_in_user_code_is_not_the_actors_death(tree, mortal):
+    assert mortal.ask(Mortal.fork_and_exit).result() == 3
+    pid, incarnation = mortal.ask(Mortal.where).result()
+    assert (pid, incarnation) == (tree.pid("mortal"), 1)
+    assert events_of(tree, "child_dying") == []
+
+
+def test_a_fork_that_lives_on_keeps_no_death_secret(tree, mortal):
+    """A fork owns neither the mutex nor the socket, and it dies with its actor."""
+    fork = mortal.ask(Mortal.fork_and_live).result()
+    reply = running(tree, mortal)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        reply.result(20)
+    eventually(lambda: is_gone(fork))
+
+
+def test_an_actor_started_from_a_thread_that_ended_lives_on(tree):
+    adding = threading.Thread(target=tree.add_child, args=("root", ChildSpec(id="second", actor=Mortal)))
+    adding.start()
+    adding.join()
+    second = tree.ref("second", Mortal)
+    assert second.ask(Mortal.where).result()[1] == 1
+    assert second.ask(Mortal.where).result()[0] == tree.pid("second")
+
+
+def test_what_an_actor_was_doing_outlives_it(tree, mortal):
+    reply = running(tree, mortal)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    with pytest.raises(ActorDied):
+        reply.result(20)
+    eventually(lambda: events_of(tree, "child_exited"))
+    page = json.loads((tree.run_dir / "crash" / "mortal-1.json").read_text())
+    assert (page["method"], page["state"]) == ("hang", "READY")
+    assert page["progress"] == "hanging on purpose"
+    assert seen(tree) is None
+
+
+def test_an_actor_that_ends_in_order_leaves_no_crash_report(tmp_path):
+    with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path):
+        pass
+    assert list((tmp_path / "crash").iterdir()) == []
+
+
+# -- what dies with it ------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["on", "off"])
+def cgroups(request, monkeypatch):
+    """Run with control groups, where they can be had, and without."""
+    monkeypatch.setenv(cgroup.VARIABLE, request.param)
+
+
+@pytest.mark.parametrize("start", [Mortal.start_detached, Mortal.fork_detached])
+def test_a_descendant_in_a_session_of_its_own_dies_with_its_actor(cgroups, tree, mortal, start):
+    stray = mortal.ask(start).result()
+    eventually(lambda: os.getsid(stray) == stray)
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    assert mortal.ask(Mortal.where).result(20)[1] == 2
+    assert is_gone(stray)
+
+
+def test_a_stray_of_another_actor_is_left_alone(cgroups, tree, mortal):
+    tree.add_child("root", ChildSpec(id="second", actor=Mortal))
+    stray = tree.ref("second", Mortal).ask(Mortal.start_detached).result()
+    os.kill(tree.pid("mortal"), signal.SIGKILL)
+    assert mortal.ask(Mortal.where).result(20)[1] == 2
+    assert not is_gone(stray)
+
+
+def test_a_descendant_in_a_session_of_its_own_dies_with_the_agent_too(cgroups, tree, mortal):
+    stray = mortal.ask(Mortal.start_detached).result()
+    pid = tree.pid("mortal")
+    psutil.Process(pid).parent().kill()
+    eventually(lambda: is_gone(pid) and is_gone(stray))
+    assert mortal.ask(Mortal.where).result(20)[1] == 2
+
+
+def test_an_actor_that_holds_the_interpreter_lock_dies_with_its_agent(tree, mortal):
+    running(tree, mortal, Mortal.hold_the_interpreter_lock)
+    pid = tree.pid("mortal")
+    agent = psutil.Process(pid).parent()
+    zygote = next(child for child in agent.children() if child.pid != pid)
+    agent.kill()
+    eventually(lambda: is_gone(pid) and is_gone(zygote.pid), 5.0)
+
+
+PIPED = """
+    import os, sys, time
+    from relax_actor.node.process import die_with_pipe
+
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(writer)
+        die_with_pipe(reader)
+        print("armed", os.getpid(), flush=True)
+        if os.fork() == 0:  # a fork in user code inherits whatever its parent has
+            time.sleep(600)
+        time.sleep(600)
+    time.sleep(600)
+"""
+
+
+def test_the_death_pipe_breaks_with_its_one_writer_whoever_else_was_forked():
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PIPED)], stdout=subprocess.PIPE)
+    with parent:
+        child = int(parent.stdout.readline().split()[1])
+        family = psutil.Process(child).children()
+        parent.kill()
+        eventually(lambda: is_gone(child), 5.0)
+        for each in family:
+            each.kill()
+
+
+LATE = """
+    import os
+    from relax_actor.node.process import die_with_pipe
+
+    reader, writer = os.pipe()
+    os.close(writer)
+    die_with_pipe(reader)
+    print("alive")
+"""
+
+
+def test_whoever_comes_after_the_death_of_the_agent_dies_at_once():
+    late = subprocess.run([sys.executable, "-c", textwrap.dedent(LATE)], stdout=subprocess.PIPE, check=False)
+    assert (late.returncode, late.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_the_write_end_of_the_death_pipe_is_the_agents_alone(tree, mortal):
+    agent = psutil.Process(tree.pid("mortal")).parent()
+    writers = {}
+    for process in (agent, *agent.children(recursive=True)):
+        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+            flags = Path(f"/proc/{process.pid}/fdinfo/{fd.name}").read_text().splitlines()[1].split()[1]
+            target = str(fd.readlink())
+            if target.startswith("pipe:") and int(flags, 8) & os.O_ACCMODE == os.O_WRONLY:
+                writers.setdefault(target, set()).add(process.pid)
+    assert {agent.pid} in writers.values()
+    read_by_actor = {str(fd.readlink()) for fd in Path(f"/proc/{tree.pid('mortal')}/fd").iterdir()}
+    assert all(pids == {agent.pid} for pipe, pids in writers.items() if pipe in read_by_actor)
+
+
+@pytest.mark.skipif(
+    cgroup.root("probe", 1) is None, reason="this user may not make control groups of version 2 here"
+)
+def test_an_actor_has_a_control_group_that_goes_with_it(tree, mortal):
+    pid = tree.pid("mortal")
+    group = group_of(tree) / "mortal.1"
+    assert str(pid) in (group / "cgroup.procs").read_text().split()
+    os.kill(pid, signal.SIGKILL)
+    assert mortal.ask(Mortal.where).result(20)[1] == 2
+    assert not group.exists()
+    assert (group_of(tree) / "mortal.2").exists()
+
+
+@pytest.mark.skipif(
+    cgroup.root("probe", 1) is None, reason="this user may not make control groups of version 2 here"
+)
+def test_a_run_leaves_no_control_group(tmp_path):
+    with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path) as tree:
+        folder = group_of(tree)
+        assert folder.exists()
+    assert not folder.exists()
+
+
+# -- forced ends ------------------------------------------------------------------------------------
+
+
+def test_an_actor_that_is_killed_leaves_its_stacks_in_its_log(tmp_path):
+    child = ChildSpec(id="mortal", actor=Mortal, shutdown_s=0.2)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        running(tree, tree.ref("mortal", Mortal), Mortal.hold_the_interpreter_lock)
+    log = (tmp_path / "logs" / "mortal-1.log").read_text()
+    assert "most recent call first" in log
+    assert "in hold_the_interpreter_lock" in log
+
+
+def test_a_stopped_actor_is_killed_all_the_same(tmp_path):
+    child = ChildSpec(id="mortal", actor=Mortal, shutdown_s=0.2)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        pid = tree.pid("mortal")
+        os.kill(pid, signal.SIGSTOP)
+    assert is_gone(pid)
+
+
+def test_an_actor_that_is_not_ready_in_time_says_where_it_was(tmp_path):
+    slow = ChildSpec(id="mortal", actor=Mortal, args={"start_s": 600.0}, start_timeout_s=2.0)
+    tree = Supervisor(spec_of(slow), run_dir=tmp_path).start()
+    logs = tmp_path / "logs"
+    try:
+        eventually(lambda: any("in __init__" in log.read_text() for log in logs.glob("mortal-*.log")))
+    finally:
+        tree.kill()
+        tree.close()
+
+
+# -- other ways to start ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [{"zygote": ""}, {"python": sys.executable}])
+def test_an_interpreter_of_its_own_has_the_same_rights_and_duties(tmp_path, how):
+    child = ChildSpec(id="mortal", actor=Mortal, env={"COLOUR": "blue"}, **how)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        mortal = tree.ref("mortal", Mortal)
+        pid, _ = mortal.ask(Mortal.where).result()
+        assert mortal.ask(Mortal.environment, "COLOUR").result() == "blue"
+        assert "relax_actor.node.exec" in psutil.Process(pid).cmdline()
+        assert os.getpgid(pid) == pid
+        stray = mortal.ask(Mortal.start_detached).result()
+        os.kill(pid, signal.SIGKILL)
+        assert mortal.ask(Mortal.where).result(20)[1] == 2
+        assert is_gone(stray)
+        again = tree.pid("mortal")
+        psutil.Process(again).parent().kill()
+        eventually(lambda: is_gone(again), 5.0)
+
+
+def test_an_interpreter_that_is_not_there_is_named(tmp_path):
+    child = ChildSpec(id="mortal", actor=Mortal, python="/nowhere/python")
+    with pytest.raises(StartFailed, match="/nowhere/python: No such file"):
+        Supervisor(spec_of(child), run_dir=tmp_path).__enter__()
+
+
+def test_a_zygote_that_nobody_declared_is_named(tmp_path):
+    child = ChildSpec(id="mortal", actor=Mortal, zygote="nobodys")
+    with pytest.raises(StartFailed, match="there is no zygote 'nobodys'"):
+        Supervisor(spec_of(child), run_dir=tmp_path).__enter__()
+
+
+def test_a_zygote_that_touched_a_device_forks_nobody(tmp_path, monkeypatch):
+    """A fork of a CUDA context is a broken one, so it must never come to that."""
+    (tmp_path / "touching.py").write_text(
+        "import sys, types\n"
+        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
+        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    tree = Supervisor(
+        spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path, zygotes={"default": ["touching"]}
+    )
+    with pytest.raises(StartFailed, match="did not start"):
+        tree.__enter__()
+    assert "torch.cuda is initialized" in (tmp_path / "logs" / "agent.log").read_text()
+
+
+# -- memory -----------------------------------------------------------------------------------------
+
+
+def test_an_actor_says_how_soon_it_may_be_taken_for_want_of_memory(tmp_path):
+    child = ChildSpec(id="mortal", actor=Mortal, oom_score_adj=321)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        text = tree.ref("mortal", Mortal).ask(Mortal.read_file, "/proc/self/oom_score_adj").result()
+    assert text.strip() == "321"
+
+
+HUNGRY = """
+    import os, sys
+    from pathlib import Path
+    from dying_actors import Mortal
+    from relax_actor import ChildSpec, RestartType, Supervisor, SupervisorSpec
+
+    if __name__ == "__main__":
+        Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+        child = ChildSpec(id="mortal", actor=Mortal, oom_score_adj=1000, restart=RestartType.TEMPORARY)
+        with Supervisor(SupervisorSpec(id="root", children=(child,)), run_dir=Path(sys.argv[2])) as tree:
+            try:
+                tree.ref("mortal", Mortal).ask(Mortal.eat_memory).result()
+            except Exception as error:
+                print(error)
+"""
+
+
+@pytest.fixture
+def small_group():
+    """A control group of 400 MiB, version 2 or 1, whichever counts memory here."""
+    for base, limit in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
+        folder = Path(base) / f"relax-actor-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        if (folder / limit).exists():
+            (folder / limit).write_text(str(400 << 20))
+            yield folder
+            members = folder / "cgroup.procs"
+            eventually(lambda members=members: not members.read_text())
+            folder.rmdir()
+            return
+        folder.rmdir()
+    pytest.skip("this user may not make control groups that limit memory here")
+
+
+def test_a_death_for_want_of_memory_is_told_with_its_evidence(tmp_path, small_group):
+    script = tmp_path / "hungry.py"
+    script.write_text(textwrap.dedent(HUNGRY))
+    run_dir = tmp_path / "run"
+    subprocess.run(
+        [sys.executable, str(script), str(small_group), str(run_dir)],
+        env={**os.environ, "PYTHONPATH": f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}"},
+        check=True,
+        timeout=100,
+    )
+    events, _ = read_events(run_dir / "events.jsonl")
+    (exited,) = [event for event in events if event["kind"] == "child_exited"]
+    assert exited["reason"].startswith("out of memory: ")
+    assert "oom_kill +1" in exited["reason"]
+
+
+# -- devices ----------------------------------------------------------------------------------------
+
+FAKE_NVML = """
+    import types
+    from pathlib import Path
+
+    HELD = Path({held!r})
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit():
+        pass
+
+    def nvmlDeviceGetHandleByIndex(index):
+        return index
+
+    def nvmlDeviceGetComputeRunningProcesses(handle):
+        if handle != 5 or not HELD.exists():
+            return []
+        return [types.SimpleNamespace(pid=int(HELD.read_text()), usedGpuMemory=812 << 20)]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(handle):
+        return []
+"""
+
+
+def test_an_actor_is_not_restarted_before_its_device_is_free(tmp_path, monkeypatch):
+    held = tmp_path / "held"
+    (tmp_path / "pynvml.py").write_text(textwrap.dedent(FAKE_NVML.format(held=str(held))))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    child = ChildSpec(id="mortal", actor=Mortal, devices=("cuda:5",))
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        pid = tree.pid("mortal")
+        held.write_text(str(pid))
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: events_of(tree, "child_dying"))
+        eventually(lambda: is_gone(pid))
+        time.sleep(0.3)  # nothing must happen: there is no event to wait for
+        assert events_of(tree, "child_exited") == []
+        held.unlink()
+        assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2

@@ -1,0 +1,108 @@
+"""Actors that leave something behind, hold on to things, or are hard to kill."""
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path, PurePosixPath
+
+from relax_actor import Actor, endpoint
+
+SLEEPER = "import time; time.sleep(600)"
+
+
+class DeadlyPath(PurePosixPath):
+    """Kills whoever looks at it."""
+
+    def __fspath__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+        return ""
+
+
+class Mortal(Actor):
+    """Holds memory, starts children that detach themselves, hangs and forks on request."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self.memory = None
+        self.progressed = 0
+        time.sleep(start_s)
+
+    @endpoint(idempotent=True)
+    def where(self) -> tuple[int, int]:
+        return os.getpid(), self.ctx.incarnation
+
+    @endpoint
+    def touch(self, nbytes: int) -> None:
+        self.memory = mmap.mmap(-1, nbytes)
+        for page in range(0, nbytes, mmap.PAGESIZE):
+            self.memory[page] = 1
+
+    @endpoint(timeout_s=600)
+    def hang(self) -> None:
+        self.ctx.progress("hanging on purpose")
+        time.sleep(600)
+
+    @endpoint(timeout_s=600)
+    async def hang_softly(self) -> None:
+        import asyncio
+
+        await asyncio.sleep(600)
+
+    @endpoint
+    def hold_the_interpreter_lock(self) -> None:
+        ctypes.PyDLL(None).sleep(600)
+
+    @endpoint
+    def die_of_the_answer(self) -> Path:
+        """Return what kills this process when it is packed: the method is over, its answer is not sent."""
+        return DeadlyPath("answer")
+
+    @endpoint
+    def one(self) -> int:
+        return 1
+
+    @endpoint
+    def start_detached(self) -> int:
+        return subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True).pid
+
+    @endpoint
+    def fork_detached(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            time.sleep(600)
+            os._exit(0)
+        return pid
+
+    @endpoint
+    def fork_and_exit(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(3)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    @endpoint
+    def fork_and_live(self) -> int:
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(600)
+            os._exit(0)
+        return pid
+
+    @endpoint
+    def environment(self, name: str) -> str:
+        return os.environ.get(name, "")
+
+    @endpoint
+    def read_file(self, path: str) -> str:
+        return Path(path).read_text()
+
+    @endpoint(timeout_s=600)
+    def eat_memory(self) -> None:
+        eaten = []
+        while True:
+            eaten.append(b"x" * (8 << 20))
