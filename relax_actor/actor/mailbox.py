@@ -15,9 +15,12 @@ import msgspec
 from relax_actor.actor.wire import Call, Credit
 from transport.control import Frames
 
-CREDIT_MESSAGES: Final = 64
+CREDIT_MESSAGES: Final = 256
+"""Measured with 256 calls in flight on two busy cores: 64 makes caller and callee wait for one another, at
+half the calls a second and a third more CPU a call."""
+
 CREDIT_BYTES: Final = 16 * 2**20
-MAILBOX_MESSAGES: Final = 4096
+MAILBOX_MESSAGES: Final = 16_384
 MAILBOX_BYTES: Final = 64 * 2**20
 DEAD_LETTERS_KEPT: Final = 1024
 

@@ -13,6 +13,7 @@ import pytest
 from call_actors import Worker
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec, gather, gather_all, stream
+from relax_actor.actor.mailbox import CREDIT_MESSAGES
 from relax_actor.errors import (
     ActorDied,
     CallRefused,
@@ -88,7 +89,7 @@ def test_more_calls_than_credit_are_all_answered_in_order(a):
 
 def test_a_sender_without_credit_waits_within_its_deadline(a, stopped):
     stopped("a")
-    replies = [a.within(0.4).ask(Worker.note, number) for number in range(100)]
+    replies = [a.within(0.4).ask(Worker.note, number) for number in range(CREDIT_MESSAGES + 36)]
     started = time.monotonic()
     outcomes = {reply.exception().executed for reply in replies}
     assert outcomes == {Executed.MAYBE, Executed.NO}
@@ -98,38 +99,38 @@ def test_a_sender_without_credit_waits_within_its_deadline(a, stopped):
 
 def test_a_tell_may_refuse_to_wait_for_room(a, stopped):
     stopped("a")
-    for number in range(64):
+    for number in range(CREDIT_MESSAGES):
         a.tell(Worker.note, number, on_full="raise")
     with pytest.raises(MailboxFull):
-        a.tell(Worker.note, 64, on_full="raise")
+        a.tell(Worker.note, CREDIT_MESSAGES, on_full="raise")
 
 
 def test_a_full_mailbox_of_a_dead_actor_holds_nobody(tree, a, stopped):
     stopped("a")
-    replies = [a.within(30).ask(Worker.note, number) for number in range(100)]
+    replies = [a.within(30).ask(Worker.note, number) for number in range(CREDIT_MESSAGES + 36)]
     os.kill(tree.pid("a"), signal.SIGKILL)
     started = time.monotonic()
     errors = [reply.exception() for reply in replies]
     assert time.monotonic() - started < 5.0
-    assert all(isinstance(error, ActorDied) for error in errors[:64])
-    assert errors[64:] == [None] * 36  # they were never sent, so the next incarnation has them
+    assert all(isinstance(error, ActorDied) for error in errors[:CREDIT_MESSAGES])
+    assert errors[CREDIT_MESSAGES:] == [None] * 36  # they were never sent, so the next incarnation has them
 
 
 def test_control_needs_no_credit(a):
     a.tell(Worker.sleep, 1.0)
-    for number in range(200):
+    for number in range(CREDIT_MESSAGES + 100):
         a.tell(Worker.note, number)
     assert a.control.ping().result() > 0
     eventually(lambda: a.control.status().result()["method"] == "sleep")
-    assert a.control.status().result()["mailbox_messages"] == 63
+    assert a.control.status().result()["mailbox_messages"] == CREDIT_MESSAGES - 1
 
 
 @pytest.mark.fault
 def test_idempotent_calls_are_sent_again_in_their_order(tree, a, stopped):
     stopped("a")
-    replies = [a.ask(Worker.note_again, number) for number in range(150)]
+    replies = [a.ask(Worker.note_again, number) for number in range(CREDIT_MESSAGES + 50)]
     os.kill(tree.pid("a"), signal.SIGKILL)
-    assert replies[-1].result() == list(range(150))
+    assert replies[-1].result() == list(range(CREDIT_MESSAGES + 50))
 
 
 # -- cancellation -------------------------------------------------------------------------------------
