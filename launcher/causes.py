@@ -81,7 +81,7 @@ def _events_in(lives: Lives, life: Life) -> Iterator[Event]:
             continue
         also = event.get("also")
         is_together = isinstance(also, list) and bool(({life.name} | above) & set(map(str, also)))
-        is_host_lost = event.get("kind") == "agent_died" and life.kind == "lease"
+        is_host_lost = event.get("kind") == "host_lost" and life.kind == "lease"
         if (
             is_together
             or is_host_lost
@@ -92,10 +92,10 @@ def _events_in(lives: Lives, life: Life) -> Iterator[Event]:
 
 def _follow(lives: Lives, event: Event, found: dict[str, Link]) -> None:
     at = number(event.get("t"))
-    if event.get("kind") == "agent_died":
-        found["agent"] = Link(
-            at=at, who="agent", what=f"the node agent died with its {event.get('actors')} actors"
-        )
+    if event.get("kind") == "host_lost":
+        who = f"host {event.get('host')}"
+        what = f"lost with its {event.get('actors')} actors: {event.get('reason')}"
+        found[who] = Link(at=at, who=who, what=what)
         return
     if event.get("kind") == "escalated":
         who = str(event.get("supervisor"))

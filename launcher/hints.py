@@ -22,7 +22,7 @@ _KINDS = {
     "hang": "its stacks are in the log and in stacks.txt: the innermost frame is where it hung",
     "start_timeout": "raise start_timeout_s of its child spec if its constructor may take so long",
     "device_lost": "look at nvidia-smi and `dmesg` for an Xid; the device may have to be reset",
-    "lease": "the node agent of its host died: logs/agent.log says why",
+    "lease": "the node agent of its host ended or was not heard: its log, logs/agent*.log, says why",
 }
 
 

@@ -205,7 +205,7 @@ class Lives:
         supervisor = self._supervisor(event)
         supervisor.phase, supervisor.reason = Phase.FAILED, str(event.get("reason", ""))
 
-    def _on_agent_died(self, event: Event) -> None:
+    def _on_host_lost(self, event: Event) -> None:
         self.links.append(event)
 
     def _end(self, event: Event) -> Life:

@@ -111,8 +111,9 @@ class RunState:
     def _on_child_killed(self, event: Event) -> None:
         self.news.append(f"{event.get('child')} is killed: {event.get('reason')}")
 
-    def _on_agent_died(self, event: Event) -> None:
-        self.news.append(f"the node agent died with its {event.get('actors')} actors")
+    def _on_host_lost(self, event: Event) -> None:
+        host, actors = event.get("host"), event.get("actors")
+        self.news.append(f"host {host} is lost with {actors} actors: {event.get('reason')}")
 
     def _on_policy_published(self, event: Event) -> None:
         self.published = _whole(event.get("version"))

@@ -17,7 +17,7 @@ from relax_actor.telemetry import Event, decode_event
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 LIFE_KINDS = re.compile(
-    rb'"kind": ?"(?:child_|supervisor_|tree_|run_|process_exited|escalated|agent_died|lease_ended)'
+    rb'"kind": ?"(?:child_|supervisor_|tree_|run_|process_exited|escalated|host_lost|lease_ended)'
 )
 """What `Lives` is folded from; of a long run it is a small part, so other lines are not even decoded."""
 

@@ -101,6 +101,10 @@ def _step_line(event: Event) -> str:
     return f"step {event.get('step')}: {', '.join(parts)}"
 
 
+def _host_lost_line(event: Event) -> str:
+    return f"host {event.get('host')} is lost with {event.get('actors')} actors: {event.get('reason')}"
+
+
 def _exit_line(event: Event) -> str:
     return f"{event.get('child')} (incarnation {event.get('incarnation')}) exited: {event.get('reason')}"
 
@@ -122,7 +126,7 @@ _LINES: dict[str, Callable[[Event], str]] = {
     "child_exited": _exit_line,
     "child_restarting": _restart_line,
     "child_killed": lambda event: f"{event.get('child')} is killed: {event.get('reason')}",
-    "agent_died": lambda event: f"the node agent died with its {event.get('actors')} actors",
+    "host_lost": _host_lost_line,
     "escalated": lambda event: f"{event.get('supervisor')} gave up: {event.get('reason')}",
     "sample_dropped": lambda event: (
         f"sample {event.get('group_id')}.{event.get('sample_index')} dropped "

@@ -20,6 +20,14 @@ class SystemClock:
         return time.monotonic()
 
 
+class BootClock:
+    """The machine's CLOCK_BOOTTIME, which also counts the time the machine was suspended."""
+
+    def monotonic(self) -> float:
+        """Return CLOCK_BOOTTIME in seconds."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class ManualClock:
     """A clock that moves only when told to."""
 

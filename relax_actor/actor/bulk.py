@@ -72,6 +72,14 @@ class Staged(msgspec.Struct, eq=False):
         if self.pool is not None:
             self.pool.release([ref.segment for ref in self.refs], OWN)
 
+    def without_shared_memory(self) -> "Staged":
+        """Return it for a receiver on another host; this one is released."""
+        if self.pool is None:
+            return self
+        frames = self.pool.copy_out(self.frames, self.refs)
+        self.release()
+        return Staged(frames=frames, inline_bytes=sum(memoryview(frame).nbytes for frame in frames))
+
     def share(self) -> "Staged":
         """Return it for another message; each is released by itself."""
         if self.pool is not None:
@@ -96,20 +104,28 @@ class BulkPool:
         self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
         self._made = 0
 
-    def stage(self, frames: Sequence[Frame], *, writable: bool) -> Staged:
+    def stage(self, frames: Sequence[Frame], *, writable: bool, local: bool = True) -> Staged:
         """Make a packed value ready; large frames are copied into shared memory, others are not copied.
 
         Args:
             frames: as `codec.pack` made them.
             writable: there will be one receiver, once, and the copy is its own.
+            local: the receiver is on this host, as far as is known.
         """
         first = frames[0]
         if len(frames) == 1 and len(first) < BODY_BYTES:
             return Staged(body=bytes(first), inline_bytes=len(first))
         sizes = [memoryview(frame).nbytes for frame in frames]
-        if self._space is None or max(sizes) < BULK_BYTES:
+        if self._space is None or not local or max(sizes) < BULK_BYTES:
             return Staged(frames=frames, inline_bytes=sum(sizes))
         return self._stage(frames, sizes, writable=writable)
+
+    def copy_out(self, frames: Frames, refs: Sequence[BulkRef]) -> Frames:
+        """Return all frames, copies of those in shared memory among them."""
+        merged: list[Frame] = list(frames)
+        for ref in refs:
+            merged.insert(ref.frame, bytes(self._slots[ref.segment].segment.buf[: ref.nbytes]))
+        return merged
 
     def hold(self, refs: Sequence[BulkRef], holder: str) -> None:
         """Count one more use of each segment."""

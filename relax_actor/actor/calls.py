@@ -83,6 +83,7 @@ class Peer:
         self.name = name
         self.dying: Dying | None = None  # nothing more is sent; a reply may still be on its way
         self.last_dead = 0  # incarnation
+        self.is_local = True  # shares our shared memory
         self.incarnation: int | None = None
         self.channel: Channel | None = None
         self.waiting: deque[Pending] = deque()
@@ -242,6 +243,8 @@ class Calls:
         elif not peer.has_credit(pending.payload.inline_bytes):
             return False
         else:
+            if not peer.is_local:
+                pending.payload = pending.payload.without_shared_memory()
             return self._transmit(peer, pending, self._call(peer, pending))
         return True
 

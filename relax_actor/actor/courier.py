@@ -26,6 +26,7 @@ from relax_actor.actor.bulk import NOTHING, BulkPool, BulkViews, Staged
 from relax_actor.actor.calls import Calls, Ended, Peer, Pending
 from relax_actor.actor.convert import convert, signature_of
 from relax_actor.actor.cycles import PROBE_AFTER_S, PROBE_AGAIN_S, Wait
+from relax_actor.actor.lines import HeadLine, Lines
 from relax_actor.actor.mailbox import DeadLetters, DeadReason, Incoming
 from relax_actor.actor.outbox import Outbox
 from relax_actor.actor.ref import Reply
@@ -34,6 +35,7 @@ from relax_actor.actor.wire import (
     AnyRecord,
     Call,
     Cancel,
+    Carried,
     Credit,
     Dying,
     Failed,
@@ -49,8 +51,9 @@ from relax_actor.errors import DeadlockError, SerializationError
 from relax_actor.ids import Holder
 from transport import codec
 from transport.address import Address
-from transport.control import Channel, Frames
-from transport.errors import CodecError
+from transport.control import Channel, Frames, Listener
+from transport.errors import ChannelClosed, CodecError, PeerUnreachable
+from transport.security import CurveKeys
 from transport.shm import ShmSpace, parse_name
 from transport.zmq_control import ZmqNetwork
 from transport.zmq_hub import Hub
@@ -104,7 +107,10 @@ class Courier:
         head: the head's address; None in the head itself.
         callee: who takes calls.
         on_record: takes any other record; I/O thread.
-        shm_root: where large frames go; None sends them in messages.
+        space: where large frames go; None sends them in messages.
+        remote: where to bind for peers on other hosts as well, if there are any.
+        keys: of the run; needed for `tcp://`.
+        head_line: keeps what is said between this process and a head on another host.
     """
 
     def __init__(
@@ -116,7 +122,10 @@ class Courier:
         head: Address | None = None,
         callee: Callee | None = None,
         on_record: Callable[[bytes, Record, Frames], None] = lambda _peer, _record, _frames: None,
-        shm_root: str | None = None,
+        space: ShmSpace | None = None,
+        remote: Address | None = None,
+        keys: CurveKeys | None = None,
+        head_line: HeadLine | None = None,
     ) -> None:
         self._holder, self._run_id = holder, run_id
         self._identity = str(holder).encode()
@@ -124,12 +133,16 @@ class Courier:
         self._callee, self._on_record = callee or Callee(), on_record
         self._hub = Hub()
         self._lock = self._hub.lock
-        space = ShmSpace(run_id, shm_root) if shm_root is not None else None
         self._pool, self._views = BulkPool(space, holder), BulkViews(space, self._released_one)
         self._calls = Calls(holder, run_id, self._pool, self._flush_later, self._expire_soon)
         self.refused: Counter[str] = Counter()
         self.dead_letters = DeadLetters()
-        self._outbox = Outbox(self._flush_outbox_later, self.refused)
+        self._outbox = Outbox(self.send, self._flush_outbox_later, self.refused)
+        self._remote, self._keys, self._head_line = remote, keys, head_line
+        self.lines = Lines(self.send)
+        self._listener: Listener
+        self._remote_listener: Listener | None = None
+        self._routes: dict[bytes, Listener] = {}  # of peers on other hosts
         self._ids = itertools.count(1)
         self._wait: Wait | None = None
         self._released: deque[str] = deque()
@@ -204,13 +217,22 @@ class Courier:
 
     async def _open(self) -> ZmqNetwork:
         self._callee.started()
-        network = ZmqNetwork(hub=self._hub)
+        network = ZmqNetwork(keys=self._keys, hub=self._hub)
         self._network = network
-        self._outbox.listener = network.listen(self._address, self._heard)
+        self._listener = network.listen(self._address, self._heard)
+        if self._remote is not None:
+            self._remote_listener = network.listen(self._remote, self._heard_remote)
         if self._head_address is not None:
             self._head = network.connect(self._head_address, self._heard_head, identity=self._identity)
+            if self._head_line is not None:
+                self._head_line.start(self.loop, self._send_head)
         self.watch = Watch(self.loop, self._hub, self.read)
         return network
+
+    @property
+    def remote_address(self) -> Address | None:
+        """Where peers on other hosts reach this process, with the port it got."""
+        return self._remote_listener.address if self._remote_listener else None
 
     def _close(self, network: ZmqNetwork) -> None:
         self.watch.stop()
@@ -301,7 +323,7 @@ class Courier:
         if self._released:  # before the answer, so that the caller's next argument finds the segment free
             self._tell_released()
         if incoming.call.wants_reply:
-            payload = self._pool.stage(codec.pack(value), writable=True)
+            payload = self._stage_for(incoming.peer, value)
             answer = Result(id=incoming.call.id, body=payload.body, bulk=payload.refs)
             self.say(incoming.peer, answer, payload)
 
@@ -312,15 +334,42 @@ class Courier:
 
     def tell_head(self, record: Record) -> None:
         """Send a record to the head; any thread."""
-        if self._head is not None:
-            with self._lock:
-                self._head.send([codec.encode(record)])
+        with self._lock:
+            if self._head_line is not None:
+                self._head_line.say(record)
+            else:
+                self._send_head([codec.encode(record)])
 
     def say(self, peer: bytes, record: Record, payload: Staged | Frames = NOTHING) -> None:
         """Send a record to whoever connected as `peer`; any thread. A peer that is gone is not told."""
         staged = payload if isinstance(payload, Staged) else Staged(frames=payload)
         with self._lock:
-            self._outbox.say(peer, record, staged)
+            if not self.lines.say(peer, record, staged.frames):
+                self._outbox.say(peer, record, staged)
+
+    def send(self, peer: bytes, frames: Frames) -> None:
+        """Send frames to whoever connected as `peer`; any thread.
+
+        Raises:
+            ChannelFull: the peer does not keep up.
+            PeerUnreachable: it is not connected.
+            ChannelClosed: this process is ending.
+        """
+        with self._lock:
+            try:
+                self._routes.get(peer, self._listener).send(peer, frames)
+            except (PeerUnreachable, ChannelClosed):
+                self._routes.pop(peer, None)
+                raise
+
+    def _send_head(self, frames: Frames) -> None:
+        with self._lock:
+            if self._head is not None:
+                self._head.send(frames)
+
+    def _stage_for(self, peer: bytes, value: Any) -> Staged:
+        frames = codec.pack(value)
+        return self._pool.stage(frames, writable=True, local=peer not in self._routes)
 
     def peer_up(self, up: PeerUp) -> None:
         """Send calls for this actor to this incarnation from now on; any thread."""
@@ -366,6 +415,7 @@ class Courier:
         self._views.forget(Holder(gone.name, gone.incarnation))
 
     def _connect(self, peer: Peer, address: Address) -> Channel:
+        peer.is_local = address.scheme != "tcp"
         return self._network.connect(
             address, lambda frames: self._answered(peer, frames), identity=self._identity
         )
@@ -442,10 +492,18 @@ class Courier:
                 self._probed(peer, record)
             case Released():
                 self._pool.release(record.segments, peer.decode(errors="replace"))
+            case Carried():
+                if (message := self.lines.receive(peer, record, frames[1:])) is not None:
+                    self.run_soon(self._on_record, peer, *message)
             case None:
                 return
             case _:
                 self.run_soon(self._on_record, peer, record, frames[1:])
+
+    def _heard_remote(self, peer: bytes, frames: Frames) -> None:
+        assert self._remote_listener is not None  # noqa: S101 - it is who hears
+        self._routes[peer] = self._remote_listener
+        self._heard(peer, frames)
 
     def _called(self, peer: bytes, call: Call, frames: Frames) -> None:
         try:
@@ -471,14 +529,16 @@ class Courier:
 
     def _queried(self, peer: bytes, query: Query) -> None:
         try:
-            payload = self._pool.stage(codec.pack(self._callee.answer(query.what)), writable=True)
+            payload = self._stage_for(peer, self._callee.answer(query.what))
         except KeyError:
             self.say(peer, Failed(id=query.id, kind="refused", message=f"there is no query {query.what!r}"))
         else:
             self.say(peer, Result(id=query.id, body=payload.body, bulk=payload.refs), payload)
 
     def _heard_head(self, frames: Frames) -> None:
-        record = self._decode(frames)
+        record, frames = self._decode(frames), frames[1:]
+        if isinstance(record, Carried) and self._head_line is not None:
+            record, frames = self._head_line.receive(record, frames) or (None, frames)
         if isinstance(record, PeerUp):
             self._up(record)
         elif isinstance(record, Dying):
@@ -486,7 +546,7 @@ class Courier:
         elif isinstance(record, PeerGone):
             self._gone(record)
         if record is not None:
-            self.run_soon(self._on_record, b"", record, frames[1:])
+            self.run_soon(self._on_record, b"", record, frames)
 
     def _answered(self, peer: Peer, frames: Frames) -> None:
         record = self._decode(frames)

@@ -7,7 +7,7 @@ from typing import Final
 from relax_actor.actor.bulk import NOTHING, Staged
 from relax_actor.actor.wire import Record
 from transport import codec
-from transport.control import Frame, Listener
+from transport.control import Frame, Frames
 from transport.errors import ChannelClosed, ChannelFull, PeerUnreachable, TransportError
 
 MAX_UNSENT: Final = 10_000
@@ -18,14 +18,16 @@ class Outbox:
     """What one listener says. With the courier's lock held.
 
     Args:
+        send: hands frames for a peer to the network.
         flush_later: arranges that `flush` is called soon.
         counts: of what was not sent, by reason.
     """
 
-    def __init__(self, flush_later: Callable[[], None], counts: Counter[str]) -> None:
-        self._flush_later, self._counts = flush_later, counts
+    def __init__(
+        self, send: Callable[[bytes, Frames], object], flush_later: Callable[[], None], counts: Counter[str]
+    ) -> None:
+        self._send, self._flush_later, self._counts = send, flush_later, counts
         self._unsent: dict[bytes, deque[tuple[list[Frame], Staged]]] = {}
-        self.listener: Listener
 
     def say(self, peer: bytes, record: Record, payload: Staged = NOTHING) -> None:
         """Send to whoever connected as `peer`; one that is gone is not told."""
@@ -58,7 +60,7 @@ class Outbox:
     def _sent(self, peer: bytes, message: list[Frame], payload: Staged) -> bool:
         """Return False if it must be tried again."""
         try:
-            self.listener.send(peer, message)
+            self._send(peer, message)
             payload.sent_to(peer.decode(errors="replace"))
         except ChannelFull:
             return False

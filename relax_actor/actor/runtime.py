@@ -30,6 +30,7 @@ from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import Signature, signature_of
 from relax_actor.actor.courier import Callee, Courier
+from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
 from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
@@ -42,6 +43,7 @@ from transport import codec
 from transport.address import Address
 from transport.control import Frames
 from transport.errors import CodecError
+from transport.security import CurveKeys
 from transport.shm import ShmSpace
 
 MESSAGES_BETWEEN_STEPS = 64
@@ -126,12 +128,17 @@ class _Process(Callee):
         self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
             self._holder,
-            config.run_id,
+            config.run_mark,
             Address.parse(spawn.address),
             head=Address.parse(config.head),
             callee=self,
             on_record=self._record,
-            shm_root=config.shm_root,
+            space=space,
+            remote=Address.tcp(config.listen) if config.listen and config.keys else None,
+            keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
+            head_line=HeadLine(config.epoch, spawn.incarnation, config.lease.renew_s)
+            if config.is_remote
+            else None,
         )
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
@@ -151,7 +158,7 @@ class _Process(Callee):
             self._actor = self._construct(arguments)
             self._read_while_idle()
             self._page.set_state(PageState.READY)
-            self._courier.tell_head(Ready(name=self._holder.name, incarnation=self._holder.incarnation))
+            self._courier.tell_head(self._ready())
             await self._serve()
             self._actor.on_stop(self._stop_reason)
         finally:
@@ -160,6 +167,14 @@ class _Process(Callee):
             self._courier.stop()
             self._context.events.close()
         return 0
+
+    def _ready(self) -> Ready:
+        remote = self._courier.remote_address
+        return Ready(
+            name=self._holder.name,
+            incarnation=self._holder.incarnation,
+            address=str(remote) if remote else "",
+        )
 
     def _construct(self, arguments: dict[str, Any]) -> Actor:
         cls = load_target(self._spawn.target)

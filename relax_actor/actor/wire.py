@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from relax_actor.node.lease import LeaseTerms
 from transport import codec
 from transport.control import Frame
 
@@ -30,12 +31,30 @@ class NodeConfig(Record, frozen=True, kw_only=True, tag="node_config"):
     shm_root: str
     zygotes: dict[str, tuple[str, ...]]  # name: modules it imports before it forks
     path: tuple[str, ...] = ()  # goes to the END of every actor's sys.path
+    host: str = "local"
+    agent_incarnation: int = 1  # how often the head has started an agent on this host
+    epoch: int = 1  # how often a head has started with this run folder
+    keys: bytes = b""  # of the run, for tcp; see `transport.security.CurveKeys`
+    listen: str = ""  # where the host's actors take calls of other hosts; empty: there are none
+    lease: LeaseTerms = LeaseTerms()
+    join_timeout_s: float = 120.0
+
+    @property
+    def run_mark(self) -> str:
+        """What calls bear, so that those of another run or of an earlier head are refused."""
+        return f"{self.run_id}/{self.epoch}"
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the head is on another host, so that its death is no fact the kernel tells."""
+        return not self.head.startswith("ipc:")
 
 
 class AgentReady(Record, frozen=True, kw_only=True, tag="agent_ready"):
     """Node agent to head: it runs and its zygotes are up."""
 
     pid: int
+    socket_dir: str = ""
 
 
 class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
@@ -98,6 +117,7 @@ class Ready(Record, frozen=True, kw_only=True, tag="ready"):
 
     name: str
     incarnation: int
+    address: str = ""  # where it takes calls of other hosts, if it does
 
 
 class PeerUp(Record, frozen=True, kw_only=True, tag="peer_up"):
@@ -162,6 +182,27 @@ class Failed(Record, frozen=True, kw_only=True, tag="failed"):
     message: str
     type_name: str = ""
     traceback: str = ""
+
+
+class Carried(Record, frozen=True, kw_only=True, tag="carried"):
+    """Head <-> node agent: first frame of every message; the record follows. See `node.line`."""
+
+    epoch: int
+    incarnation: int  # of the agent
+    number: int  # 0: may be lost
+    heard: int  # the last number heard from the other end
+
+
+class Renew(Record, frozen=True, kw_only=True, tag="renew"):
+    """Node agent to head: it lives, and asks for its lease again."""
+
+    number: int
+
+
+class Renewed(Record, frozen=True, kw_only=True, tag="renewed"):
+    """Head to node agent: the lease is granted, to `ttl_s` after it was asked for."""
+
+    number: int
 
 
 class CallMark(Record, frozen=True, kw_only=True):
@@ -240,6 +281,9 @@ AnyRecord = (
     | Call
     | Result
     | Failed
+    | Carried
+    | Renew
+    | Renewed
     | Dying
     | Credit
     | Cancel

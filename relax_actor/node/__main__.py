@@ -1,5 +1,5 @@
-"""`python -P -m relax_actor.node`: run the node agent; see `relax_actor.node.agent`."""
+"""`python -P -m relax_actor.node`: run the node agent; see `relax_actor.node.keeper`."""
 
-from relax_actor.node.agent import main
+from relax_actor.node.keeper import main
 
 main()

@@ -1,9 +1,9 @@
 """The node agent: starts actors, watches them, kills and reaps everything that they have started.
 
-It decides nothing. Its standard input is its lease: the first frame says what the host's processes have in
-common, and end of file (or the head's death, seen by pidfd) makes it kill everything, sweep the run's
-shared memory and leave. Actors are its children (see `zygote`), so that their exit status is its own to read
-and no pid is reused before it has looked.
+It decides nothing. Its standard input ties it to the head: end of file (or the head's death, seen by pidfd,
+or a lease that could not be renewed) makes it kill everything, sweep the run's shared memory and leave. Its
+parent, the keeper, does so in its place where it cannot. Actors are its children (see `zygote`), so that
+their exit status is its own to read and no pid is reused before it has looked.
 """
 
 import asyncio
@@ -19,81 +19,100 @@ from pathlib import Path
 
 import msgspec
 
-from relax_actor.actor import wire
 from relax_actor.actor.wire import (
     AgentReady,
     Exited,
     Kill,
     NodeConfig,
     Record,
+    Renewed,
     Shutdown,
     Spawn,
     Spawned,
 )
 from relax_actor.node import exec, process, zygote  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
+from relax_actor.node.line import Line
+from relax_actor.node.renewal import LeaseEnd, Renewal
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
 from relax_actor.telemetry import EventLog
-from transport import codec
 from transport.address import Address
 from transport.control import Frames
+from transport.security import CurveKeys
 from transport.shm import ShmSpace
 from transport.zmq_control import ZmqNetwork
 
-IDENTITY = b"agent"
+
+def identity(host: str, incarnation: int) -> bytes:
+    """Return by which name an agent is known to the head's network."""
+    return f"agent:{host}#{incarnation}".encode()
 
 
-def main() -> None:
-    """Read the lease's first frame and serve until the lease ends."""
-    length = int.from_bytes(sys.stdin.buffer.read(4), "little")
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=NodeConfig)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main(config: NodeConfig, until: LeaseEnd, head: int) -> int:
+    """Serve until the lease ends; return the exit code.
+
+    Args:
+        config: what the host's processes have in common.
+        until: where the keeper looks for the end of the lease.
+        head: pidfd of the head, or -1 where it is on another host.
+    """
     process.become_subreaper()
-    asyncio.run(Agent(config).serve())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # all is in order; the interpreter's own clean-up would take tens of milliseconds more
+    return asyncio.run(Agent(config, until, head).serve())
 
 
 class Agent:
     """One host's share of the tree."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self._config = config
+    def __init__(self, config: NodeConfig, until: LeaseEnd, head: int) -> None:
+        self._config, self._until, self._head_pidfd = config, until, head
         self._space = ShmSpace(config.run_id, config.shm_root)
         self._events = EventLog(Path(config.run_dir) / "events.jsonl", "agent", 1)
         self._zygotes: dict[str, _Zygote] = {}
         self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
+        self._runs_on = True  # whether the head may start another agent here
+        self._line: Line
+        self._renewal: Renewal
         self._reason = ""  # why it ends
         self._loop: asyncio.AbstractEventLoop
 
-    async def serve(self) -> None:
-        """Carry out commands until told to end or until the lease is over."""
+    async def serve(self) -> int:
+        """Carry out commands until told to end or until the lease is over; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, self._zygote_pids, self._say)
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
-        self._watch_lease()
-        network = ZmqNetwork()
-        self._head = network.connect(Address.parse(self._config.head), self._heard, identity=IDENTITY)
+        self._watch_head()
+        config = self._config
+        network = ZmqNetwork(keys=CurveKeys.from_bytes(config.keys) if config.keys else None)
+        name = identity(config.host, config.agent_incarnation)
+        channel = network.connect(Address.parse(config.head), self._heard, identity=name)
+        self._line = Line(config.epoch, config.agent_incarnation, channel.send)
+        renewal = Renewal(config, self._until, self._line, self._end)
+        self._renewal = renewal
         error = self._start_zygotes()
         if error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201 - the agent's log
         else:
-            self._say(AgentReady(pid=os.getpid()))
+            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir))
+            renewal.start(self._loop)
             await self._ended.wait()
             self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
         await self._clean_up()
         network.close()
+        return 1 if error else 0
 
     def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._ended.set()
 
-    def _watch_lease(self) -> None:
-        self._loop.add_reader(sys.stdin.fileno(), self._end, "its head let it go")
-        if os.getppid() == self._config.head_pid:
-            self._loop.add_reader(os.pidfd_open(self._config.head_pid), self._end, "its head is gone")
+    def _watch_head(self) -> None:
+        self._loop.add_reader(sys.stdin.fileno(), self._end_with_head, "its head let it go")
+        if self._head_pidfd >= 0:
+            self._loop.add_reader(self._head_pidfd, self._end_with_head, "its head is gone")
+
+    def _end_with_head(self, reason: str) -> None:
+        self._runs_on = False
+        self._end(reason)
 
     def _start_zygotes(self) -> str:
         self._zygotes = {
@@ -107,13 +126,18 @@ class Agent:
     # -- commands -------------------------------------------------------------------------------
 
     def _heard(self, frames: Frames) -> None:
-        record = wire.decode(frames[0])
+        message = self._line.receive(frames)
+        if message is None:
+            return
+        record, arguments = message
         if isinstance(record, Spawn):
-            self._spawn(record, frames[1:])
+            self._spawn(record, arguments)
         elif isinstance(record, Kill):
             self._children.kill(record.name, record.incarnation)
+        elif isinstance(record, Renewed):
+            self._renewal.granted(record.number)
         elif isinstance(record, Shutdown):
-            self._end("its head told it to")
+            self._end_with_head("its head told it to")
 
     def _spawn(self, spawn: Spawn, arguments: Frames) -> None:
         spawn, segment, error = self._children.prepare(spawn)
@@ -150,13 +174,14 @@ class Agent:
         for each in self._zygotes.values():
             each.close()
         self._space.sweep()
-        shutil.rmtree(self._config.socket_dir, ignore_errors=True)
+        if self._config.is_remote or not self._runs_on:  # else the head's own socket is in it
+            shutil.rmtree(self._config.socket_dir, ignore_errors=True)
 
     def _say(self, record: Record) -> None:
         if isinstance(record, Exited):  # the head says more, unless it is hung
             facts = {"code": record.code, "signal": record.signal, "oom": record.oom}
             self._events.emit("process_exited", child=record.name, incarnation=record.incarnation, **facts)
-        self._head.send([codec.encode(record)])
+        self._line.say(record)
 
 
 class _Zygote:
@@ -223,7 +248,3 @@ def _single_threaded_environment() -> dict[str, str]:
             env[SAVED + name] = env[name]
         env[name] = "1"
     return env
-
-
-if __name__ == "__main__":
-    main()

@@ -59,12 +59,22 @@ class Cgroups:
         return self._folder is None or _end(self._path(name, incarnation))
 
     def close(self) -> None:
-        """Kill and remove what is left of them all; what does not go at once stays, empty."""
-        if self._folder is not None and self._folder.exists():
-            for path in self._folder.iterdir():
+        """Kill and remove what is left of them all, also of the run's agents that have died.
+
+        What does not go at once is left for the next who closes.
+        """
+        for folder in self._closable():
+            for path in folder.iterdir():
                 if path.is_dir():
                     _end(path)
-            _end(self._folder)
+            _end(folder)
+
+    def _closable(self) -> list[Path]:
+        if self._folder is None:
+            return []
+        run, _, _ = self._folder.name.rpartition("-")
+        folders = list(self._folder.parent.glob(f"{run}-*"))
+        return [each for each in folders if each == self._folder or not _is_of_a_living_agent(each)]
 
     def oom_evidence(self, name: str, incarnation: int) -> str:
         """Return what an actor's own group says of kills for want of memory; empty if it does not count."""
@@ -115,6 +125,10 @@ class OomWatch:
         now = _count(self._path) or 0
         risen, self._seen = now - self._seen, now
         return f"{self._path} oom_kill +{risen}" if risen > 0 else ""
+
+
+def _is_of_a_living_agent(folder: Path) -> bool:
+    return Path("/proc", folder.name.rpartition("-")[2]).exists()
 
 
 def _own_counter() -> Path:

@@ -102,6 +102,10 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Path of an interpreter that has relax-actor installed, started for it instead of a fork of a zygote."""
     oom_score_adj: int = 0
     """How much sooner (to 1000) or later (to -1000, root only) the kernel takes it when memory ends."""
+    hosts: tuple[str, ...] = ()
+    """Where it may run: replicas take the hosts in turn, and the next one that is there when theirs is lost.
+
+    Empty: on the first host of the tree."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):

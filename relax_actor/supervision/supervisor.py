@@ -25,14 +25,20 @@ from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
+from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
+from relax_actor.supervision.epoch import next_epoch
+from relax_actor.supervision.fleet import Fleet
 from relax_actor.supervision.host import make_socket_dir
+from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
+from transport.security import CurveKeys
+from transport.shm import ShmSpace
 
 A = TypeVar("A", bound=Actor)
 log = logging.getLogger(__name__)
@@ -49,6 +55,10 @@ class Supervisor:
         run_id: marks everything the run owns; eight random hex digits by default.
         zygotes: for each name that a child spec's `zygote` uses, the modules it imports before it forks.
         shm_root: where shared-memory segments live.
+        hosts: where actors run; none is this machine alone. See `ChildSpec.hosts`.
+        address: where the other hosts reach this program: an IP address or a name of this machine.
+        lease: how long a host that does not answer is believed in.
+        join_timeout_s: how long all hosts together may take to be there.
 
     Raises:
         SpecError: the spec cannot be run; nothing was started.
@@ -62,8 +72,16 @@ class Supervisor:
         run_id: str = "",
         zygotes: Mapping[str, Sequence[str]] = DEFAULT_ZYGOTES,
         shm_root: str = "/dev/shm",  # noqa: S108 - that is where shared memory is
+        hosts: Sequence[Host] = (),
+        address: str = "",
+        lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - immutable
+        join_timeout_s: float = 120.0,
     ) -> None:
         validate(spec)
+        self._hosts = tuple(hosts) or (LOCAL,)
+        check_hosts(self._hosts, address)
+        check_placement(spec, {host.name for host in self._hosts})
+        self._address, self._lease, self._join_timeout_s = address, lease, join_timeout_s
         self.run_id = run_id or secrets.token_hex(4)
         self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
         self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
@@ -78,28 +96,42 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        socket_dir = make_socket_dir(self.run_id)
-        head = Address.ipc(socket_dir / "head")
-        config = NodeConfig(
-            run_id=self.run_id,
-            run_dir=str(self.run_dir),
-            socket_dir=str(socket_dir),
-            head=str(head),
-            head_pid=os.getpid(),
-            shm_root=self._shm_root,
-            zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
-            path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-        )
+        head = Address.ipc(make_socket_dir(self.run_id) / "head")
+        keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
+        config = self._node_config(head, keys)
         self._policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
-        events_log = EventLog(self.run_dir / "events.jsonl", "head", 1)
-        self._shell = TreeShell(self._policy, config, events_log, self._notify)
+        events_log = EventLog(self.run_dir / "events.jsonl", "head", config.epoch)
+        fleet = Fleet(self._hosts, config, events_log)
+        self._shell = TreeShell(self._policy, fleet, config, events_log, self._notify)
         self._courier = Courier(
-            Holder("head", 1), self.run_id, head, on_record=self._shell.heard, shm_root=self._shm_root
+            Holder("head", config.epoch),
+            config.run_mark,
+            head,
+            on_record=self._shell.heard,
+            remote=Address.tcp(self._address) if self._address else None,
+            keys=keys,
+            space=ShmSpace(self.run_id, self._shm_root),
         )
         self._courier.start()
         self._open = True
         self._courier.run_soon(self._shell.start, self._courier)
         return self
+
+    def _node_config(self, head: Address, keys: CurveKeys | None) -> NodeConfig:
+        return NodeConfig(
+            run_id=self.run_id,
+            run_dir=str(self.run_dir),
+            socket_dir=str(Path(head.path).parent),
+            head=str(head),
+            head_pid=os.getpid(),
+            shm_root=self._shm_root,
+            zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
+            path=tuple(entry or str(Path.cwd()) for entry in sys.path),
+            epoch=next_epoch(self.run_dir),
+            keys=keys.to_bytes() if keys else b"",
+            lease=self._lease,
+            join_timeout_s=self._join_timeout_s,
+        )
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Return once every child is ready.
@@ -186,6 +218,7 @@ class Supervisor:
         Raises:
             SpecError: no such supervisor, or a spec that cannot be run; nothing is changed.
         """
+        check_placement(spec, {host.name for host in self._hosts})
         self._decide(events.AddChild(supervisor=supervisor, spec=spec))
 
     def remove_child(self, name: str) -> None:

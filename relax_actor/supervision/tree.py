@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
 from relax_actor.node import process
-from relax_actor.node.agent import IDENTITY
 from relax_actor.supervision import commands, events
 from relax_actor.supervision.crash import CrashGatherer, Death
-from relax_actor.supervision.host import LocalAgent, actor_address
+from relax_actor.supervision.fleet import Fleet, Key, Place
+from relax_actor.supervision.host import actor_address
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -34,22 +34,27 @@ class TreeShell:
 
     Args:
         policy: who decides.
+        fleet: the hosts.
         config: what all processes of the run have in common.
         events_log: where spawns, exits and the policy's reports go.
         on_change: called after every command and report, to wake whoever waits for the tree.
     """
 
     def __init__(
-        self, policy: TreePolicy, config: NodeConfig, events_log: EventLog, on_change: Callable[[], None]
+        self,
+        policy: TreePolicy,
+        fleet: Fleet,
+        config: NodeConfig,
+        events_log: EventLog,
+        on_change: Callable[[], None],
     ) -> None:
-        self._policy, self._config, self._events, self._on_change = policy, config, events_log, on_change
+        self._policy, self._fleet = policy, fleet
+        self._config, self._events, self._on_change = config, events_log, on_change
         self._courier: Courier
-        self._agent: LocalAgent
-        self._agent_ready = False
-        self._backlog: list[tuple[Record, Frames]] = []
         self._timers: dict[str, Any] = {}
         self._listeners: set[bytes] = set()
-        self._up: dict[str, PeerUp] = {}
+        self._up: dict[str, wire.Ready] = {}
+        self._near: dict[Key, str] = {}  # where actors take the calls of their own host
         self._pids: dict[tuple[str, int], int] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
@@ -58,11 +63,10 @@ class TreeShell:
         self.is_ready = False
 
     def start(self, courier: Courier) -> None:
-        """Start the node agent and the tree."""
+        """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
         self._tell_tree("tree_started")
-        self._start_agent()
-        self.handle(events.StartAll())
+        self._fleet.start(self, courier)
 
     def handle(self, event: events.Event) -> None:
         """Give the policy a fact and carry out what it decides."""
@@ -78,9 +82,7 @@ class TreeShell:
 
     def close(self) -> None:
         """End the node agent and everything on it."""
-        if hasattr(self, "_agent"):
-            self._courier.loop.remove_reader(self._agent.pidfd)
-            self._agent.end()
+        self._fleet.close()
         self._crashes.close()
 
     def _tell_tree(self, kind: str) -> None:
@@ -94,54 +96,54 @@ class TreeShell:
             tree=_outline(self._policy.snapshot()),
         )
 
-    # -- the node agent -------------------------------------------------------------------------
+    # -- the fleet ------------------------------------------------------------------------------
 
-    def _start_agent(self) -> None:
-        self._agent_ready = False
-        self._agent = LocalAgent(self._config, Path(self._config.run_dir) / "logs" / "agent.log")
-        self._courier.loop.add_reader(self._agent.pidfd, self._agent_died)
+    def all_joined(self) -> None:
+        """Start the tree."""
+        self.handle(events.StartAll())
 
-    def _agent_died(self) -> None:
-        """Start another; its actors died with it and are the policy's to restart."""
-        self._courier.loop.remove_reader(self._agent.pidfd)
-        self._agent.sweep()
-        self._events.emit("agent_died", actors=len(self._pids))
-        if not self._agent_ready:
-            detail = f"the node agent did not start; see {self._config.run_dir}/logs/agent.log"
-            self.finished = commands.Finished(outcome="failed", reason=detail)
-            self._on_change()
-            return
-        self._start_agent()
-        lost = events.Exit(kind=events.ExitKind.LEASE, detail="the node agent died")
-        for name, incarnation in list(self._pids):
-            self._gone(name, incarnation, lost)
+    def not_joined(self, reason: str) -> None:
+        """End before anything was started."""
+        self.finished = self.finished or commands.Finished(outcome="failed", reason=reason)
+        self._on_change()
 
-    def _say_agent(self, record: Record, frames: Frames) -> None:
-        if self._agent_ready:
-            self._courier.say(IDENTITY, record, frames)
-        else:
-            self._backlog.append((record, frames))
+    def actors_lost(self, actors: Sequence[Key], reason: str) -> None:
+        """Take it that these actors are gone with their host."""
+        for name, incarnation in actors:
+            self._gone(name, incarnation, events.Exit(kind=events.ExitKind.LEASE, detail=reason))
 
-    # -- records heard --------------------------------------------------------------------------
-
-    def heard(self, peer: bytes, record: Record, _frames: Frames) -> None:
-        """Take a record of the node agent or of an actor."""
+    def agent_said(self, record: Record) -> None:
+        """Take what a node agent says of an actor."""
         match record:
-            case wire.AgentReady():
-                self._agent_ready = True
-                backlog, self._backlog = self._backlog, []
-                for waiting, frames in backlog:
-                    self._say_agent(waiting, frames)
             case wire.Spawned():
                 self._spawned(record)
             case wire.Exited():
                 self._exited(record)
             case wire.Dying():
                 self._dying(record)
+            case _:
+                log.warning("unexpected %s from a node agent", type(record).__name__)
+
+    def _say_agent(self, record: wire.Kill) -> None:
+        self._fleet.say((record.name, record.incarnation), record)
+
+    # -- records heard --------------------------------------------------------------------------
+
+    def heard(self, peer: bytes, record: Record, _frames: Frames) -> None:
+        """Take a record of a node agent or of an actor."""
+        match record:
+            case _ if self._fleet.heard(peer, record):
+                return
+            case wire.Carried():
+                self._fleet.refuse(peer)
+            case wire.Hello() | wire.Ready() if not self._fleet.host_of((record.name, record.incarnation)):
+                self._fleet.refuse(peer)
+            case wire.Renew():
+                return
             case wire.Hello():
                 self._listeners.add(peer)
-                for up in self._up.values():
-                    self._courier.say(peer, up)
+                for name in self._up:
+                    self._courier.say(peer, self._seen_by(_key_of(peer), name))
             case wire.Ready():
                 self._actor_ready(record)
             case _:
@@ -149,7 +151,7 @@ class TreeShell:
 
     def _spawned(self, record: wire.Spawned) -> None:
         self._pids[record.name, record.incarnation] = record.pid
-        self._agent.started(record.pid)
+        self._fleet.spawned((record.name, record.incarnation), record.pid)
         self._events.emit(
             "child_spawned",
             child=record.name,
@@ -162,12 +164,20 @@ class TreeShell:
     def _actor_ready(self, record: wire.Ready) -> None:
         key = record.name, record.incarnation
         self._ready.add(key)
-        address = str(actor_address(self._config.socket_dir, *key))
-        up = PeerUp(name=record.name, incarnation=record.incarnation, address=address)
-        self._up[record.name] = up
-        self._courier.peer_up(up)
-        self._broadcast(up)
+        self._up[record.name] = record
+        self._courier.peer_up(self._seen_by(None, record.name))
+        for peer in self._listeners:
+            self._courier.say(peer, self._seen_by(_key_of(peer), record.name))
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
+
+    def _seen_by(self, viewer: Key | None, name: str) -> PeerUp:
+        """Say where an actor takes the calls of another one, or of the head."""
+        up = self._up[name]
+        key = up.name, up.incarnation
+        is_near = self._fleet.host_of(viewer) == self._fleet.host_of(key)
+        return PeerUp(
+            name=name, incarnation=up.incarnation, address=self._near[key] if is_near else up.address
+        )
 
     def _dying(self, record: wire.Dying) -> None:
         """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
@@ -201,7 +211,8 @@ class TreeShell:
 
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
         pid = self._pids.pop((name, incarnation), 0)
-        self._agent.ended(pid)
+        self._fleet.gone((name, incarnation))
+        self._near.pop((name, incarnation), None)
         self._listeners.discard(f"{name}#{incarnation}".encode())
         gone = PeerGone(name=name, incarnation=incarnation, reason=str(how))
         if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
@@ -243,7 +254,7 @@ class TreeShell:
             case commands.Stop():
                 self._stop(command)
             case commands.Kill():
-                self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation), [])
+                self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
             case commands.SetTimer():
                 self._timers[command.timer] = self._courier.loop.call_later(
                     command.delay_s, self._fire, command.timer
@@ -257,22 +268,30 @@ class TreeShell:
                 self.finished = command
 
     def _spawn(self, command: commands.Spawn) -> None:
+        key = command.name, command.incarnation
+        arguments = codec.pack(command.spec.args)
+        self._fleet.place(key, command.spec.hosts, command.replica)
+        self._fleet.when_joined(
+            key, lambda site: self._fleet.say(key, self._spawn_record(command, site), arguments)
+        )
+
+    def _spawn_record(self, command: commands.Spawn, site: Place) -> wire.Spawn:
         name, incarnation = command.name, command.incarnation
-        crash = self._crash_path(name, incarnation)
-        record = wire.Spawn(
+        file = f"{name.replace('/', '-')}-{incarnation}"
+        self._near[name, incarnation] = str(actor_address(site.socket_dir, name, incarnation))
+        return wire.Spawn(
             name=name,
             incarnation=incarnation,
             target=target_of(command.spec.actor),
             zygote=command.spec.zygote,
-            address=str(actor_address(self._config.socket_dir, name, incarnation)),
-            log=str(self._log_path(name, incarnation)),
-            crash=f"{crash}.txt",
+            address=self._near[name, incarnation],
+            log=f"{site.run_dir}/logs/{file}.log",
+            crash=f"{site.run_dir}/crash/{file}.txt",
             env=dict(command.spec.env),
             python=command.spec.python,
             oom_score_adj=command.spec.oom_score_adj,
             devices=command.spec.devices,
         )
-        self._say_agent(record, codec.pack(command.spec.args))
 
     def _stop(self, command: commands.Stop) -> None:
         key = command.name, command.incarnation
@@ -281,7 +300,7 @@ class TreeShell:
             peer = f"{command.name}#{command.incarnation}".encode()
             self._courier.say(peer, wire.Stop(reason="its supervisor stops it"))
         else:  # still in its constructor: it owns nothing yet that it could clean up
-            self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation), [])
+            self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
 
     def _fire(self, timer: str) -> None:
         if self._timers.pop(timer, None) is not None:
@@ -313,6 +332,11 @@ def target_of(actor: type | str) -> str:
     if actor.__module__ in {"__main__", "__relax_main__"}:
         return f"{Path(inspect.getfile(sys.modules[actor.__module__])).resolve()}:{actor.__qualname__}"
     return f"{actor.__module__}:{actor.__qualname__}"
+
+
+def _key_of(peer: bytes) -> Key:
+    name, _, incarnation = peer.decode(errors="replace").rpartition("#")
+    return name, int(incarnation) if incarnation.isdecimal() else 0
 
 
 def _outline(node: NodeStatus) -> dict[str, Any]:

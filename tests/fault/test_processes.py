@@ -288,11 +288,15 @@ def test_an_actor_has_a_control_group_that_goes_with_it(tree, mortal):
 @pytest.mark.skipif(
     cgroup.root("probe", 1) is None, reason="this user may not make control groups of version 2 here"
 )
-def test_a_run_leaves_no_control_group(tmp_path):
+def test_a_run_leaves_no_control_group_though_its_agent_died(tmp_path):
     with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path) as tree:
         folder = group_of(tree)
-        assert folder.exists()
-    assert not folder.exists()
+        pid = tree.pid("mortal")
+        psutil.Process(pid).parent().kill()
+        eventually(lambda: is_gone(pid))
+        assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
+        assert group_of(tree).exists()
+    assert list(folder.parent.glob(f"relax-actor-{tree.run_id}-*")) == []
 
 
 # -- forced ends ------------------------------------------------------------------------------------
@@ -370,7 +374,7 @@ def test_a_zygote_that_touched_a_device_forks_nobody(tmp_path, monkeypatch):
     tree = Supervisor(
         spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path, zygotes={"default": ["touching"]}
     )
-    with pytest.raises(StartFailed, match="did not start"):
+    with pytest.raises(StartFailed, match="touched a device"):
         tree.__enter__()
     assert "torch.cuda is initialized" in (tmp_path / "logs" / "agent.log").read_text()
 

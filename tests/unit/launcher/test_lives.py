@@ -137,9 +137,9 @@ def test_a_child_below_a_supervisor_that_gave_up_names_the_failure_and_the_super
 
 def test_the_death_of_the_node_agent_comes_before_those_of_its_actors(happened):
     happened.start("queue")
-    happened.add("agent_died", actors=1)
+    happened.add("host_lost", host="local", actors=1, reason="its node agent ended")
     happened.end("queue", "host lost: the node agent died", "lease")
-    assert whos(lives_of(happened), "queue") == ["agent", "queue#1"]
+    assert whos(lives_of(happened), "queue") == ["host local", "queue#1"]
 
 
 def test_an_error_that_names_another_death_leads_to_it(happened):

@@ -90,13 +90,13 @@ def test_the_first_escalation_is_kept_and_the_end_too():
         {"kind": "escalated", "supervisor": "rollouts", "reason": "a"},
         {"kind": "escalated", "supervisor": "run", "reason": "b"},
         {"kind": "child_killed", "child": "trainer", "reason": "start took 120 s"},
-        {"kind": "agent_died", "actors": 3},
+        {"kind": "host_lost", "host": "a", "actors": 3, "reason": "r"},
         {"kind": "run_ended", "exit_code": 1, "reason": "b"},
     )
 
     assert state.escalated["reason"] == "a"
     assert state.ended["exit_code"] == 1
-    assert list(state.news)[-1] == "the node agent died with its 3 actors"
+    assert list(state.news)[-1] == "host a is lost with 3 actors: r"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400, "nan", None, True, [1]])
@@ -154,7 +154,10 @@ def test_an_event_worth_a_line_has_one(story, number, line):
         ({"kind": "escalated", "supervisor": "run", "reason": "a\nb"}, "run gave up: a\\nb"),
         ({"kind": "checkpoint_saved", "step": 3, "path": "p"}, "checkpoint of step 3 saved: p"),
         ({"kind": "child_killed", "child": "a", "reason": "b"}, "a is killed: b"),
-        ({"kind": "agent_died", "actors": 2}, "the node agent died with its 2 actors"),
+        (
+            {"kind": "host_lost", "host": "a", "actors": 2, "reason": "r"},
+            "host a is lost with 2 actors: r",
+        ),
         (
             {"kind": "step", "step": 1, "loss": "nan", "skipped": "no signal"},
             "step 1: reward -, loss nan, 0 tokens/s, staleness -, skipped: no signal",

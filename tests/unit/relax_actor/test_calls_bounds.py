@@ -228,6 +228,17 @@ def test_what_is_for_many_cannot_be_written_by_one(space):
     assert large.readonly
 
 
+def test_a_receiver_on_another_host_gets_frames(space):
+    pool = BulkPool(space, ME)
+    ready = staged(pool, value=3).without_shared_memory()
+    assert [bytes(frame)[:2] for frame in ready.frames] == [b"he", b"\3\3"]
+    assert (ready.refs, ready.inline_bytes) == ((), 4 + BULK_BYTES)
+    assert pool.used_segments == 0
+    assert ready.without_shared_memory() is ready
+    far = pool.stage([b"head", bytes(BULK_BYTES)], writable=True, local=False)
+    assert far.refs == ()
+
+
 def test_a_receiver_that_is_gone_looks_at_nothing(space):
     pool = BulkPool(space, ME)
     ready = staged(pool)

@@ -1,0 +1,358 @@
+"""The node agents of a tree: started, joined, listened to, and given up when their lease is over.
+
+Facts about a host are one of two kinds. The end of a keeper's process says at once that nothing of the run is
+left on its host (see `node.keeper`). Where no such word comes, only an expired lease does; see `node.lease`.
+Until then the host's actors count as running, and nobody is started in their place.
+
+Every method runs in the courier's loop thread.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from relax_actor.actor import wire
+from relax_actor.actor.courier import Courier
+from relax_actor.actor.wire import NodeConfig, Record
+from relax_actor.node.agent import identity
+from relax_actor.node.lease import Grants
+from relax_actor.supervision.host import AgentProcess
+from relax_actor.supervision.hosts import Host, choose
+from relax_actor.telemetry import EventLog
+from transport.control import Frames
+from transport.shm import ShmSpace
+
+REJOIN_S = 1.0
+"""How long after a host was lost an agent is started there again; doubling to `REJOIN_MAX_S`."""
+
+REJOIN_MAX_S = 30.0
+
+Key = tuple[str, int]
+"""Name and incarnation of an actor."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the files of a joined host's actors go."""
+
+    socket_dir: str
+    run_dir: str
+
+
+class Tree(Protocol):
+    """Whom a fleet tells."""
+
+    def all_joined(self) -> None:
+        """Hear that every host has joined; once."""
+        ...
+
+    def not_joined(self, reason: str) -> None:
+        """Hear that the barrier fell: who is missing, and what is known of them; once."""
+        ...
+
+    def agent_said(self, record: Record) -> None:
+        """Hear what an agent has to say of its actors."""
+        ...
+
+    def actors_lost(self, actors: Sequence[Key], reason: str) -> None:
+        """Hear that a host is gone with these actors."""
+        ...
+
+
+class _Agent:
+    """One incarnation of a host's node agent."""
+
+    def __init__(self, process: AgentProcess, identity: bytes, incarnation: int) -> None:
+        self.process, self.identity, self.incarnation = process, identity, incarnation
+        self.joined: wire.AgentReady | None = None
+        self.is_over = False  # its process has ended, which may not prove anything
+
+
+class _Site:
+    """A host, its agent if there is one, and the actors that were placed there."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.agent: _Agent | None = None
+        self.incarnation = 0
+        self.rejoins = 0
+        self.actors: dict[Key, int] = {}  # pid, or 0 while it is not known
+        self.waiting: dict[Key, Callable[[Place], None]] = {}
+
+    @property
+    def joined(self) -> wire.AgentReady | None:
+        return self.agent.joined if self.agent else None
+
+
+class Fleet:
+    """All hosts of a tree.
+
+    Args:
+        hosts: checked by `hosts.check_hosts`.
+        config: what the processes of all hosts have in common; the rest is filled in for each.
+        events: where joins and losses go.
+    """
+
+    def __init__(self, hosts: Sequence[Host], config: NodeConfig, events: EventLog) -> None:
+        self._sites = {host.name: _Site(host) for host in hosts}
+        self._config, self._events = config, events
+        self._grants = Grants(config.lease, time.monotonic())
+        self._by_identity: dict[bytes, _Site] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._is_barrier_up = True
+        self._is_closed = False
+        self._tree: Tree
+        self._courier: Courier
+        self.refused: dict[str, int] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all hosts."""
+        return frozenset(self._sites)
+
+    def start(self, tree: Tree, courier: Courier) -> None:
+        """Start an agent on every host; `tree` hears when all have joined."""
+        self._tree, self._courier = tree, courier
+        for site in self._sites.values():
+            self._start_agent(site)
+        self._look_later()
+
+    def close(self) -> None:
+        """End all agents and everything on them."""
+        self._is_closed = True
+        for timer in self._timers:
+            timer.cancel()
+        agents = [site.agent for site in self._sites.values() if site.agent and not site.agent.is_over]
+        for agent in agents:
+            self._courier.loop.remove_reader(agent.process.pidfd)
+            if agent.joined:
+                agent.process.begin_end()
+            else:  # it may be busy importing, and there is nothing on it yet
+                agent.process.kill()
+        for agent in agents:
+            agent.process.finish_end()
+
+    # -- actors ---------------------------------------------------------------------------------
+
+    def place(self, key: Key, hosts: Sequence[str], replica: int) -> str:
+        """Choose the host of a new incarnation, which counts as running there from now on."""
+        joined = {name for name, site in self._sites.items() if site.joined}
+        chosen = choose(hosts or (next(iter(self._sites)),), replica, joined)
+        self._sites[chosen].actors[key] = 0
+        if self._sites[chosen].host.prefix:
+            self._courier.lines.open(_peer(key), self._config.epoch, key[1])
+        return chosen
+
+    def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
+        """Run `action` once the host of `key` has joined: now, or when it comes back."""
+        site = self._site_of(key)
+        if site is not None and site.joined:
+            action(self._place_of(site))
+        elif site is not None:
+            site.waiting[key] = action
+
+    def say(self, key: Key, record: Record, frames: Frames = ()) -> None:
+        """Give an order about an actor to the agent of its host."""
+        site = self._site_of(key)
+        if site is None:
+            return
+        if site.waiting.pop(key, None) is not None:  # nothing of it was started
+            self._courier.loop.call_soon(self._never_started, site, key)
+        elif site.agent is not None:
+            self._courier.say(site.agent.identity, record, frames)
+
+    def spawned(self, key: Key, pid: int) -> None:
+        """Note the process of an actor."""
+        site = self._site_of(key)
+        if site is not None and site.agent is not None:
+            site.actors[key] = pid
+            site.agent.process.started(pid)
+
+    def gone(self, key: Key) -> None:
+        """Forget an actor that is over."""
+        site = self._site_of(key)
+        if site is not None:
+            self._courier.lines.close(_peer(key))
+            pid = site.actors.pop(key)
+            site.waiting.pop(key, None)
+            if site.agent is not None:
+                site.agent.process.ended(pid)
+
+    def host_of(self, key: Key | None) -> str | None:
+        """Return the host of an actor, or of the head for None; None where it is not there (any more)."""
+        if key is None:
+            return next((name for name, site in self._sites.items() if not site.host.prefix), None)
+        site = self._site_of(key)
+        return site.host.name if site else None
+
+    def _place_of(self, site: _Site) -> Place:
+        assert site.joined is not None  # noqa: S101 - asked for joined hosts only
+        return Place(socket_dir=site.joined.socket_dir, run_dir=site.host.run_dir or self._config.run_dir)
+
+    def _site_of(self, key: Key) -> _Site | None:
+        return next((site for site in self._sites.values() if key in site.actors), None)
+
+    def _never_started(self, site: _Site, key: Key) -> None:
+        self._tree.actors_lost([key], f"host {site.host.name} did not come back")
+
+    # -- what agents say ------------------------------------------------------------------------
+
+    def heard(self, peer: bytes, record: Record) -> bool:
+        """Take a record of an agent; False if it is not one's that is believed in."""
+        site = self._by_identity.get(peer)
+        if site is None or site.agent is None:
+            return False
+        match record:
+            case wire.Renew():
+                self._grants.grant(site.host.name, time.monotonic())
+            case wire.AgentReady():
+                self._joined(site, site.agent, record)
+            case _:
+                self._tree.agent_said(record)
+        return True
+
+    def refuse(self, peer: bytes) -> None:
+        """Count a message of an agent or an actor that was given up; the first is logged."""
+        name = peer.decode(errors="replace")
+        if name not in self.refused:
+            self._events.emit("peer_refused", peer=name)
+        self.refused[name] = self.refused.get(name, 0) + 1
+
+    def _joined(self, site: _Site, agent: _Agent, record: wire.AgentReady) -> None:
+        agent.joined = record
+        agent.process.agent_pid = record.pid
+        site.rejoins = 0
+        self._grants.grant(site.host.name, time.monotonic())
+        self._events.emit("host_joined", host=site.host.name, agent=agent.incarnation, agent_pid=record.pid)
+        waiting, site.waiting = site.waiting, {}
+        for action in waiting.values():
+            action(self._place_of(site))
+        if self._is_barrier_up and all(each.joined for each in self._sites.values()):
+            self._is_barrier_up = False
+            self._tree.all_joined()
+
+    # -- agents come and go ---------------------------------------------------------------------
+
+    def _start_agent(self, site: _Site) -> None:
+        site.incarnation += 1
+        name = identity(site.host.name, site.incarnation)
+        suffix = f"-{site.host.name}" if site.host.prefix else ""
+        log = Path(self._config.run_dir) / "logs" / f"agent{suffix}.log"
+        process = AgentProcess(self._config_of(site), site.host.prefix, site.host.interpreter, log)
+        self._courier.lines.open(name, self._config.epoch, site.incarnation)
+        site.agent = _Agent(process, name, site.incarnation)
+        self._by_identity[name] = site
+        self._courier.loop.add_reader(process.pidfd, self._process_ended, site)
+        self._later(self._config.join_timeout_s, self._is_late, site, site.agent)
+
+    def _config_of(self, site: _Site) -> NodeConfig:
+        host, config = site.host, self._config
+        common = msgspec.structs.replace(
+            config,
+            host=host.name,
+            agent_incarnation=site.incarnation,
+            listen=host.address,
+            shm_root=host.shm_root or config.shm_root,
+            run_dir=host.run_dir or config.run_dir,
+        )
+        if not host.prefix:
+            return common
+        head = str(self._courier.remote_address)
+        return msgspec.structs.replace(common, head=head, head_pid=0, socket_dir="")
+
+    def _process_ended(self, site: _Site) -> None:
+        agent = site.agent
+        assert agent is not None  # noqa: S101 - its pidfd is watched for as long as there is one
+        self._courier.loop.remove_reader(agent.process.pidfd)
+        how, agent.is_over = agent.process.reap(), True
+        if self._is_barrier_up:
+            self._give_up()
+        elif agent.process.proves_the_end or agent.joined is None:
+            self._lost(site, f"its node agent ended with {how}")
+        else:  # the way to it is gone; it runs on until its lease is over
+            self._events.emit("host_unreachable", host=site.host.name, reason=how)
+
+    def _look_later(self) -> None:
+        self._later(self._config.lease.renew_s / 2, self._look)
+
+    def _look(self) -> None:
+        for name in self._grants.expired(time.monotonic()):
+            site = self._sites[name]
+            if site.agent is not None and site.joined:
+                self._expired(site, site.agent)
+        self._look_later()
+
+    def _expired(self, site: _Site, agent: _Agent) -> None:
+        reason = f"it renewed no lease for {self._config.lease.patience_s:g} s"
+        if not agent.is_over:
+            agent.process.kill()
+            if not site.host.prefix:  # the kernel will say when it is gone
+                return
+            self._courier.loop.remove_reader(agent.process.pidfd)
+            agent.process.reap()
+        self._lost(site, reason)
+
+    def _lost(self, site: _Site, reason: str) -> None:
+        """Forget the agent and its actors, which are gone by now, and try to start another."""
+        name = site.host.name
+        self._grants.withdraw(name)
+        self._courier.lines.close(identity(name, site.incarnation))
+        self._by_identity.pop(identity(name, site.incarnation), None)
+        joined, site.agent = site.joined, None
+        lost = [key for key in site.actors if key not in site.waiting]
+        self._events.emit("host_lost", host=name, agent=site.incarnation, reason=reason, actors=len(lost))
+        self._sweep(site, lost)
+        if joined and not site.host.prefix:
+            self._start_agent(site)
+        else:
+            self._later(min(REJOIN_S * 2.0**site.rejoins, REJOIN_MAX_S), self._rejoin, site)
+            site.rejoins += 1
+        self._tree.actors_lost(lost, f"{name}: {reason}")
+
+    def _rejoin(self, site: _Site) -> None:
+        if not self._is_closed:
+            self._start_agent(site)
+
+    def _sweep(self, site: _Site, actors: Iterable[Key]) -> None:
+        if not site.host.prefix:
+            space = ShmSpace(self._config.run_id, site.host.shm_root or self._config.shm_root)
+            for key in actors:
+                space.sweep(*key)
+
+    # -- the join barrier -----------------------------------------------------------------------
+
+    def _is_late(self, site: _Site, agent: _Agent) -> None:
+        if self._is_barrier_up:
+            self._give_up()
+        elif site.agent is agent and not agent.joined:
+            agent.process.kill()  # another is started when it has ended
+
+    def _give_up(self) -> None:
+        self._is_barrier_up = False
+        missing = [site for site in self._sites.values() if not site.joined]
+        count = f"{len(self._sites) - len(missing)} of {len(self._sites)} hosts joined"
+        self._tree.not_joined(f"{count}; missing: {', '.join(map(_describe, missing))}")
+
+    def _later(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
+        def run() -> None:
+            self._timers.discard(timer)
+            action(*args)
+
+        timer = self._courier.loop.call_later(delay_s, run)
+        self._timers.add(timer)
+
+
+def _peer(key: Key) -> bytes:
+    return f"{key[0]}#{key[1]}".encode()
+
+
+def _describe(site: _Site) -> str:
+    if site.agent is None:
+        return site.host.name
+    process = site.agent.process
+    lines = process.log.read_text(errors="replace").rstrip().splitlines()
+    quoted = f'last log: "{lines[-1][:400]}"' if lines else f"nothing in {process.log}"
+    return f"{site.host.name} ({process.state}, {quoted})"
