@@ -17,6 +17,8 @@ from relax_actor.actor import (  # noqa: E402 - after `transport` is ours
     gather_all,
     stream,
 )
+from relax_actor.supervision.events import Decision  # noqa: E402
+from relax_actor.supervision.hook import Failure  # noqa: E402
 from relax_actor.supervision.spec import (  # noqa: E402
     Backoff,
     ChildSpec,
@@ -34,6 +36,8 @@ __all__ = [
     "Backoff",
     "ChildSpec",
     "Context",
+    "Decision",
+    "Failure",
     "Intensity",
     "Ref",
     "Reply",

@@ -115,6 +115,21 @@ class SerializationError(ActorError, TypeError):
     """An argument or a result is not plain data, a typed record or an array."""
 
 
+class GangAborted(ActorError):  # noqa: N818 - as above
+    """A rank of the gang was lost, so the group of all is broken: no result of its collectives counts.
+
+    Args:
+        epoch: which group it was.
+        reason: who was lost, and how.
+    """
+
+    executed = Executed.MAYBE
+
+    def __init__(self, epoch: int, reason: str) -> None:
+        self.epoch, self.reason = epoch, reason
+        super().__init__(f"the gang's group {epoch} is broken: {reason}")
+
+
 class StartFailed(ActorError):  # noqa: N818 - as above
     """The tree could not be started, or a child of it."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import msgspec
 
+from relax_actor.actor.gang import Gang, abort_collectives
 from relax_actor.ids import Holder
 from relax_actor.telemetry import EventLog
 
@@ -28,24 +29,40 @@ class EndpointOptions(msgspec.Struct, frozen=True, kw_only=True):
         idempotent: running it twice is as good as once, so that a call is sent again to the next
             incarnation when the callee dies with it.
         concurrency: how many calls of an async endpoint may be awaiting at once; further ones queue.
+        max_runtime_s: longer than this and the actor counts as hung and is killed; None: no limit.
     """
 
     timeout_s: float = 60.0
     idempotent: bool = False
     concurrency: int = 1
+    max_runtime_s: float | None = None
 
 
 @overload
 def endpoint(method: F) -> F: ...
 @overload
 def endpoint(
-    *, timeout_s: float = 60.0, idempotent: bool = False, concurrency: int = 1
+    *,
+    timeout_s: float = 60.0,
+    idempotent: bool = False,
+    concurrency: int = 1,
+    max_runtime_s: float | None = None,
 ) -> Callable[[F], F]: ...
 def endpoint(
-    method: F | None = None, *, timeout_s: float = 60.0, idempotent: bool = False, concurrency: int = 1
+    method: F | None = None,
+    *,
+    timeout_s: float = 60.0,
+    idempotent: bool = False,
+    concurrency: int = 1,
+    max_runtime_s: float | None = None,
 ) -> F | Callable[[F], F]:
     """Make a method callable from other processes; see `EndpointOptions`."""
-    options = EndpointOptions(timeout_s=timeout_s, idempotent=idempotent, concurrency=concurrency)
+    options = EndpointOptions(
+        timeout_s=timeout_s,
+        idempotent=idempotent,
+        concurrency=concurrency,
+        max_runtime_s=max_runtime_s,
+    )
 
     def mark(method: F) -> F:
         method.__endpoint__ = options  # type: ignore[attr-defined]  # a mark on the user's own function
@@ -83,6 +100,11 @@ class Host(Protocol):
         """Whether the caller of the endpoint that runs has given up."""
         ...
 
+    @property
+    def gang(self) -> Gang:
+        """The collective group this actor is a rank of."""
+        ...
+
 
 class Context:
     """An actor's view of the tree it lives in. Set before the constructor runs."""
@@ -114,6 +136,11 @@ class Context:
         """Whether the caller of the synchronous endpoint that runs now has cancelled its call."""
         return self._host.cancelled()
 
+    @property
+    def gang(self) -> Gang:
+        """The collective group this actor is a rank of, where its child spec says `gang`."""
+        return self._host.gang
+
     def wake(self) -> None:
         """Let `step` run again as soon as the message at hand is done; any thread may call it."""
         self._host.wake()
@@ -122,10 +149,11 @@ class Context:
         """End this actor normally; a permanent child is restarted, a transient one is not."""
         self._host.finish()
 
-    def progress(self, text: str) -> None:
+    def progress(self, text: str = "") -> None:
         """Say how far the work has come, for whoever looks at this actor, also after its death.
 
-        Costs a store into shared memory; any thread may call it. What is beyond 256 bytes is cut off.
+        Who says so is not taken for hung. Costs a store into shared memory; any thread may call it. What is
+        beyond 256 bytes is cut off.
         """
         self._host.progress(text)
 
@@ -134,6 +162,9 @@ class Actor:
     """Base of all actors."""
 
     ctx: Context
+
+    fatal: tuple[type[BaseException], ...] = ()
+    """Errors after which the actor cannot go on: an endpoint that raises one fails its call and ends it."""
 
     def step(self) -> float | None:
         """Do a bounded piece of the actor's own work between two messages.
@@ -146,6 +177,16 @@ class Actor:
 
     def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:
         """Learn that an incarnation of another actor is gone; what it held may be taken back."""
+
+    def on_promoted(self) -> None:
+        """Learn the name and incarnation in `ctx`, which a spare does not know in its constructor."""
+
+    def on_gang_abort(self, epoch: int) -> None:  # noqa: ARG002 - for those who override it
+        """End this rank's collectives: another rank is lost. Runs in the I/O thread; be quick."""
+        abort_collectives()
+
+    def on_regroup(self, epoch: int) -> None:
+        """Join the group of a new epoch, as `ctx.gang` describes it; what it raises ends the actor."""
 
     def on_stop(self, reason: str) -> None:
         """Clean up before the process ends; bounded by the child spec's `shutdown_s`."""

@@ -104,6 +104,10 @@ class BulkPool:
         self._slots: OrderedDict[str, _Slot] = OrderedDict()  # least recently used first
         self._made = 0
 
+    def rename(self, holder: Holder) -> None:
+        """Own what is made from now on under another name."""
+        self._holder = holder
+
     def stage(self, frames: Sequence[Frame], *, writable: bool, local: bool = True) -> Staged:
         """Make a packed value ready; large frames are copied into shared memory, others are not copied.
 

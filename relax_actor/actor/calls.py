@@ -138,6 +138,10 @@ class Calls:
         self.ended: deque[Ended] = deque()
         self._end_reason = ""
 
+    def rename(self, holder: Holder) -> None:
+        """Call as somebody else from now on."""
+        self._holder, self._key = holder, page.sender_key(holder.name, holder.incarnation)
+
     def peer(self, name: str) -> Peer:
         """Return what is known of an actor."""
         found = self._peers.get(name)

@@ -44,8 +44,8 @@ from relax_actor.actor.wire import (
     Probe,
     Query,
     Record,
-    Released,
     Result,
+    Unmapped,
 )
 from relax_actor.errors import DeadlockError, SerializationError
 from relax_actor.ids import Holder
@@ -340,6 +340,18 @@ class Courier:
             else:
                 self._send_head([codec.encode(record)])
 
+    def rename(self, holder: Holder) -> None:
+        """Be somebody else from now on: a spare that was promoted; I/O thread."""
+        with self._lock:
+            self._holder, self._identity = holder, str(holder).encode()
+            self._calls.rename(holder)
+            self._pool.rename(holder)
+            if self._head is not None and self._head_address is not None:
+                self._head.close()
+                self._head = self._network.connect(
+                    self._head_address, self._heard_head, identity=self._identity
+                )
+
     def say(self, peer: bytes, record: Record, payload: Staged | Frames = NOTHING) -> None:
         """Send a record to whoever connected as `peer`; any thread. A peer that is gone is not told."""
         staged = payload if isinstance(payload, Staged) else Staged(frames=payload)
@@ -490,7 +502,7 @@ class Courier:
                 self._queried(peer, record)
             case Probe():
                 self._probed(peer, record)
-            case Released():
+            case Unmapped():
                 self._pool.release(record.segments, peer.decode(errors="replace"))
             case Carried():
                 if (message := self.lines.receive(peer, record, frames[1:])) is not None:
@@ -558,7 +570,7 @@ class Courier:
                     self.refused["late answer"] += 1
             case Credit():
                 self._calls.credited(peer, record)
-            case Released():
+            case Unmapped():
                 self._pool.release(record.segments, peer.holder)
 
     def _returned(self, peer: Peer, result: Result, frames: Frames) -> None:
@@ -646,9 +658,9 @@ class Courier:
                 name = parse_name(segment)
                 by_owner.setdefault(Holder(name.owner, name.incarnation), []).append(segment)
             for owner, segments in by_owner.items():
-                self._tell_owner(owner, Released(segments=tuple(segments)))
+                self._tell_owner(owner, Unmapped(segments=tuple(segments)))
 
-    def _tell_owner(self, owner: Holder, record: Released) -> None:
+    def _tell_owner(self, owner: Holder, record: Unmapped) -> None:
         peer = self._calls.peer(owner.name)
         if peer.incarnation == owner.incarnation:
             self._calls.send_record(peer, record)

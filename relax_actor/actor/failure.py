@@ -1,6 +1,7 @@
 """Errors across processes: text first, the original type where the caller knows it, no pickle."""
 
 import builtins
+import contextlib
 import sys
 import traceback
 
@@ -34,8 +35,7 @@ def rebuild(actor: str, failed: Failed) -> ActorError:
     if failed.kind != "remote":
         return _REFUSALS[failed.kind](f"{actor}: {failed.message}")
     original = _known_type(failed.type_name)
-    cls = _dual(original) if original else RemoteError
-    error = cls.__new__(cls)
+    error = _blank(original) if original else RemoteError.__new__(RemoteError)
     RemoteError.__init__(error, actor, failed.type_name, failed.message, failed.traceback)
     return error
 
@@ -69,6 +69,15 @@ def _known_type(type_name: str) -> type[Exception] | None:
     module, _, name = type_name.rpartition(".")
     found = getattr(builtins if module == "builtins" else sys.modules.get(module), name, None)
     return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _blank(original: type[Exception]) -> RemoteError:
+    """Make an instance without calling the original's own __init__, whose arguments are not known here."""
+    cls = _dual(original)
+    for make in (cls.__new__, BaseException.__new__):  # the second for MemoryError, whose own is refused
+        with contextlib.suppress(TypeError):
+            return make(cls)
+    return RemoteError.__new__(RemoteError)  # a __new__ that wants arguments
 
 
 def _dual(original: type[Exception]) -> type[RemoteError]:

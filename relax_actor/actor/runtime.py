@@ -30,13 +30,30 @@ from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import Signature, signature_of
 from relax_actor.actor.courier import Callee, Courier
+from relax_actor.actor.duty import Duty
+from relax_actor.actor.gang import Gang
 from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
 from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.threads import stacks_of_all_threads
 from relax_actor.actor.watch import RestingSelector
-from relax_actor.actor.wire import Failed, Hello, NodeConfig, PeerGone, Ready, Record, Spawn, Stop
+from relax_actor.actor.wire import (
+    Failed,
+    GangAbort,
+    Hello,
+    NodeConfig,
+    PeerGone,
+    Promote,
+    Ready,
+    Record,
+    Regroup,
+    Released,
+    SpareReady,
+    Spawn,
+    Stop,
+)
+from relax_actor.errors import GangAborted
 from relax_actor.ids import Holder
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -45,6 +62,9 @@ from transport.control import Frames
 from transport.errors import CodecError
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
+
+LAST_WORDS_S = 0.05
+"""How long a fatal error's own answer gets to leave the process before it ends."""
 
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
@@ -124,6 +144,8 @@ class _Process(Callee):
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_due = self._reads_now = False
         self._actor: Actor
+        self._promoted: asyncio.Future[Promote]
+        self.gang = Gang()
         space = ShmSpace(config.run_id, config.shm_root)
         self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
@@ -142,6 +164,7 @@ class _Process(Callee):
         )
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
+        self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
     def run(self, arguments: dict[str, Any]) -> int:
@@ -151,11 +174,15 @@ class _Process(Callee):
     async def _run(self, arguments: dict[str, Any]) -> int:
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
+        self._promoted = self._loop.create_future()
         self._loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
         self._courier.start()
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
             self._actor = self._construct(arguments)
+            if self._spawn.is_spare:
+                await self._await_promotion()
+            self._duty.start(self._holder)
             self._read_while_idle()
             self._page.set_state(PageState.READY)
             self._courier.tell_head(self._ready())
@@ -184,6 +211,17 @@ class _Process(Callee):
         actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
         return actor
 
+    async def _await_promotion(self) -> None:
+        self._courier.tell_head(SpareReady(name=self._holder.name))
+        promoted = await self._promoted
+        self._holder = self._context.holder = Holder(promoted.name, promoted.incarnation)
+        events = self._context.events
+        events.actor, events.incarnation = promoted.name, promoted.incarnation
+        faults.arm(promoted.name, promoted.incarnation)
+        self._courier.rename(self._holder)
+        self._courier.tell_head(Hello(name=promoted.name, incarnation=promoted.incarnation))
+        self._actor.on_promoted()
+
     def _read_while_idle(self) -> None:
         self._loop.add_reader(self._courier.fileno(), self._read)
         self._selector.watch = self._courier.watch
@@ -210,17 +248,35 @@ class _Process(Callee):
             return
         try:
             self._handle_waiting()
-            delay_s = None if self._stopping else self._actor.step()
+            delay_s = None if self._stopping else self._step()
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
             self._end(error)
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._mailbox or self._gone or delay_s == 0:
+        if (self._mailbox and self._may_work) or self._gone or delay_s == 0:
             self._next_turn()
         elif delay_s is not None:
             self._timer = self._loop.call_later(delay_s, self._turn)
+
+    def _step(self) -> float | None:
+        """Let the actor work; what it raises because its gang broke meanwhile is not its failure."""
+        if not self._may_work:
+            return None
+        breaks = self.gang.breaks
+        try:
+            with self._duty.busy("step"):
+                return self._actor.step()
+        except Exception as error:
+            if not self.gang.broke_since(breaks, error):
+                raise
+            self._context.events.emit("gang_left", epoch=self.gang.epoch, method="step")
+            return None
+
+    @property
+    def _may_work(self) -> bool:
+        return self.gang.is_whole or not self._spawn.is_rank
 
     def _next_turn(self) -> None:
         if not self._turn_is_due:
@@ -233,9 +289,11 @@ class _Process(Callee):
             self._mailbox.forget(f"{gone.name}#{gone.incarnation}".encode())
             self._actor.on_peer_gone(gone.name, gone.incarnation, gone.reason)
         for _ in range(MESSAGES_BETWEEN_STEPS):
-            if not self._mailbox or self._stopping:
+            if not self._mailbox or self._stopping or not self._may_work:
                 return
-            self._handle(self._mailbox.take())
+            incoming = self._mailbox.take()
+            with self._duty.busy(incoming.call.method):
+                self._handle(incoming)
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._ended.done():
@@ -295,6 +353,7 @@ class _Process(Callee):
         incoming.frames = ()
         del arguments, keywords
         call = incoming.call
+        self._duty.begin(incoming, endpoint.options)
         self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
         return endpoint.method(self._actor, *args, **kwargs)
 
@@ -315,6 +374,7 @@ class _Process(Callee):
                 self._answer(incoming, value)
         except asyncio.CancelledError:
             self._over(incoming)
+            self._duty.end(incoming)
             if incoming.is_cancelled:  # by its caller, and not because the process ends
                 self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
             raise
@@ -330,6 +390,9 @@ class _Process(Callee):
         self._page.end(call.sender, call.sender_incarnation, call.id)
 
     def _answer(self, incoming: Incoming, value: Any) -> None:
+        if self._duty.end(incoming):
+            self._send_failure(incoming, self.gang.aborted())
+            return
         try:
             self._courier.respond(incoming, value)
         except CodecError as error:
@@ -338,10 +401,21 @@ class _Process(Callee):
             self._courier.refuse(incoming, failed)
 
     def _refuse(self, incoming: Incoming, reason: DeadReason, detail: str) -> None:
+        self._duty.end(incoming)
         self._dead_letter(incoming, reason, detail)
         self._courier.refuse(incoming, Failed(id=incoming.call.id, kind="refused", message=detail))
 
     def _fail(self, incoming: Incoming, error: Exception) -> None:
+        if self._duty.end(incoming, error) and not isinstance(error, GangAborted):
+            aborted = self.gang.aborted()
+            aborted.__cause__ = error  # a collective that broke raises what its library likes
+            error = aborted
+        self._send_failure(incoming, error)
+        if isinstance(error, type(self._actor).fatal):
+            self._stopping = True
+            self._loop.call_later(LAST_WORDS_S, self._end, error)
+
+    def _send_failure(self, incoming: Incoming, error: Exception) -> None:
         failed = failure.describe(incoming.call.id, error)
         if not incoming.call.wants_reply:
             self._dead_letter(incoming, DeadReason.RAISED, failed.traceback)
@@ -417,6 +491,40 @@ class _Process(Callee):
         elif isinstance(record, PeerGone):
             self._gone.append(record)
             self.wake()
+        elif isinstance(record, GangAbort):
+            self._abort_gang(record)
+        elif isinstance(record, Regroup):
+            self._loop.call_soon_threadsafe(self._regroup, record)
+        elif isinstance(record, Promote):
+            self._loop.call_soon_threadsafe(self._promoted.set_result, record)
+
+    def _abort_gang(self, abort: GangAbort) -> None:
+        """Get the main thread out of its collectives, and say when it is."""
+        self.gang.abort(abort.epoch, abort.reason)
+        try:
+            self._actor.on_gang_abort(abort.epoch)
+        except Exception:  # noqa: BLE001 - a main thread that stays blocked is killed for it
+            traceback.print_exc()
+        self._loop.call_soon_threadsafe(self._release, abort.epoch)
+
+    # -- a gang's group, in the main thread ------------------------------------------------------
+
+    def _release(self, epoch: int) -> None:
+        name, incarnation = self._holder.name, self._holder.incarnation
+        self._courier.tell_head(Released(name=name, incarnation=incarnation, epoch=epoch))
+
+    def _regroup(self, group: Regroup) -> None:
+        breaks = self.gang.breaks
+        self.gang.join(group)
+        if not self.gang.is_whole:
+            return  # broken before it was joined
+        try:
+            with self._duty.busy("on_regroup"):
+                self._actor.on_regroup(group.epoch)
+        except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
+            if not self.gang.broke_since(breaks, error):
+                self._end(error)
+        self._next_turn()
 
     # -- Host -----------------------------------------------------------------------------------
 
@@ -432,6 +540,7 @@ class _Process(Callee):
 
     def progress(self, text: str) -> None:
         self._page.progress(text)
+        self._duty.progress(text)
 
     def cancelled(self) -> bool:
         return self._running is not None and self._running.is_cancelled

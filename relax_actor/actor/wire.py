@@ -72,6 +72,9 @@ class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
     oom_score_adj: int = 0
     devices: tuple[str, ...] = ()
     cgroup: str = ""  # the folder it moves itself to; filled in by the agent
+    is_spare: bool = False  # run the constructor, then wait for a name
+    hang_after_s: float | None = None
+    is_rank: bool = False  # of a gang: no calls before its first group is formed
 
 
 class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
@@ -231,6 +234,72 @@ class Dying(Record, frozen=True, kw_only=True, tag="dying"):
     running_id: int = 0
 
 
+class SpareReady(Record, frozen=True, kw_only=True, tag="spare_ready"):
+    """Spare to head: its constructor returned; it waits for a name."""
+
+    name: str
+
+
+class Promote(Record, frozen=True, kw_only=True, tag="promote"):
+    """Head to node agent and to the spare: from now on it is this incarnation."""
+
+    spare: str
+    name: str
+    incarnation: int
+
+
+class Began(Record, frozen=True, kw_only=True, tag="began"):
+    """Actor to head: a method with a limit begins."""
+
+    name: str
+    incarnation: int
+    call: str
+    method: str
+    max_runtime_s: float
+
+
+class Ended(Record, frozen=True, kw_only=True, tag="ended"):
+    """Actor to head: that method is over."""
+
+    name: str
+    incarnation: int
+    call: str
+
+
+class Beat(Record, frozen=True, kw_only=True, tag="beat"):
+    """Actor to head: whether its main thread is busy, with what, and how much it has done so far."""
+
+    name: str
+    incarnation: int
+    is_busy: bool
+    done: int
+    doing: str
+
+
+class GangAbort(Record, frozen=True, kw_only=True, tag="gang_abort"):
+    """Head to a surviving rank's I/O thread: this epoch's group is broken."""
+
+    epoch: int
+    reason: str
+
+
+class Released(Record, frozen=True, kw_only=True, tag="released"):
+    """Rank to head: its main thread has left the collectives of that epoch."""
+
+    name: str
+    incarnation: int
+    epoch: int
+
+
+class Regroup(Record, frozen=True, kw_only=True, tag="regroup"):
+    """Head to rank: join the group of a new epoch."""
+
+    epoch: int
+    rank: int
+    size: int
+    rendezvous: str  # a torch `init_method`, fresh for each epoch
+
+
 class Credit(Record, frozen=True, kw_only=True, tag="credit"):
     """Callee to caller: so much of what it sent has left the mailbox."""
 
@@ -260,7 +329,7 @@ class Probe(Record, frozen=True, kw_only=True, tag="probe"):
     chain: tuple[str, ...]  # names, origin first
 
 
-class Released(Record, frozen=True, kw_only=True, tag="released"):
+class Unmapped(Record, frozen=True, kw_only=True, tag="unmapped"):
     """Receiver to owner: these segments are not looked at any more; one entry for each use."""
 
     segments: tuple[str, ...]
@@ -285,11 +354,19 @@ AnyRecord = (
     | Renew
     | Renewed
     | Dying
+    | SpareReady
+    | Promote
+    | Began
+    | Ended
+    | Beat
+    | GangAbort
+    | Released
+    | Regroup
     | Credit
     | Cancel
     | Query
     | Probe
-    | Released
+    | Unmapped
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

@@ -24,6 +24,7 @@ from relax_actor.actor.wire import (
     Exited,
     Kill,
     NodeConfig,
+    Promote,
     Record,
     Renewed,
     Shutdown,
@@ -136,6 +137,8 @@ class Agent:
             self._children.kill(record.name, record.incarnation)
         elif isinstance(record, Renewed):
             self._renewal.granted(record.number)
+        elif isinstance(record, Promote):
+            self._children.promote(record)
         elif isinstance(record, Shutdown):
             self._end_with_head("its head told it to")
 

@@ -18,7 +18,7 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Exited, NodeConfig, Record, Spawn
+from relax_actor.actor.wire import Exited, NodeConfig, Promote, Record, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
@@ -43,6 +43,7 @@ class _Child(msgspec.Struct, eq=False):
     signal: int | None = None
     oom: str = ""
     is_in_cgroup: bool = False
+    promoted_to: tuple[str, int] | None = None  # who it is now, if it was started as a spare
 
     @property
     def key(self) -> tuple[str, int]:
@@ -101,11 +102,17 @@ class Children:
         self._children[key] = child
         self._loop.add_reader(child.pidfd, self._died, child)
 
+    def promote(self, promote: Promote) -> None:
+        """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""
+        child = self._children.get((promote.spare, 1))
+        if child is not None:  # else it died just now, and the head has been told
+            child.promoted_to = promote.name, promote.incarnation
+
     # -- forced ends ----------------------------------------------------------------------------
 
     def kill(self, name: str, incarnation: int) -> None:
         """Kill an actor and its group; a live one writes its stacks first, unless it is killed twice."""
-        child = self._children.get((name, incarnation))
+        child = self._child(name, incarnation)
         if child is None:
             return
         is_dump_due = not child.is_killed and not child.is_dying and self._can_dump(child)
@@ -114,6 +121,11 @@ class Children:
             self._run(self._dump_and_kill(child))
         else:
             process.kill_group(child.pid)
+
+    def _child(self, name: str, incarnation: int) -> _Child | None:
+        key = name, incarnation
+        promoted = (child for child in self._children.values() if child.promoted_to == key)
+        return self._children.get(key) or next(promoted, None)
 
     async def end(self) -> None:
         """Kill every actor, wait until nothing of them is left, and remove the run's control groups."""
@@ -214,6 +226,8 @@ class Children:
 
     def _gone(self, child: _Child, error: str, held: str = "") -> None:
         self._space.sweep(*child.key)
+        if child.promoted_to is not None:
+            self._space.sweep(*child.promoted_to)
         del self._children[child.key]
         name, incarnation = child.key
         exited = Exited(

@@ -7,31 +7,31 @@ every interleaving, and there is no half-done plan to lose when another failure 
 """
 
 from collections.abc import Iterator
-from typing import TypeAlias
 
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
-from relax_actor.supervision.events import Exit, ExitKind
+from relax_actor.supervision.events import Decision, Exit, ExitKind
 from relax_actor.supervision.failure import Ending, Window, own_ending
+from relax_actor.supervision.family import BranchSlot, Family
+from relax_actor.supervision.gang import Gang
 from relax_actor.supervision.leaf import Leaf
 from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.slot import Slot
+from relax_actor.supervision.spares import SparePool
 from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
 from relax_actor.supervision.states import ChildState, Trigger
 
-_Child: TypeAlias = "Leaf | Branch"
-_Slot: TypeAlias = Slot["Leaf | Branch"]
 
-
-class Branch(Node):
+class Branch(Family):
     """One supervisor of the tree."""
 
     def __init__(self, spec: SupervisorSpec, parent: Parent, desk: Desk) -> None:
         super().__init__(spec.id, spec, parent, desk)
         self.spec = spec
-        self.slots = self._build()
         self._window = Window(spec.intensity)
+        self.pools: list[SparePool] = []
         self._ending: Ending | None = None  # why it stops, where it was not told to
+        self.slots = self._build()
 
     @property
     def is_closing(self) -> bool:
@@ -39,37 +39,15 @@ class Branch(Node):
         is_over = self.state is ChildState.STOPPING or self.is_doomed or self.is_leaving
         return is_over or self._parent.is_closing
 
-    @property
-    def nodes(self) -> Iterator["_Child"]:
-        """The children in the order they start."""
-        return (node for slot in self.slots for node in slot.nodes)
-
     def branches(self) -> Iterator["Branch"]:
         """Return this supervisor and all those below it, top down."""
         yield self
-        for node in self.nodes:
-            if isinstance(node, Branch):
-                yield from node.branches()
-
-    def leaves(self) -> Iterator[Leaf]:
-        """Return all actors below, in the order they start."""
-        for node in self.nodes:
-            if isinstance(node, Branch):
-                yield from node.leaves()
-            else:
-                yield node
-
-    def slot_ids(self) -> list[str]:
-        """Return the ids of the children."""
-        return [slot.id for slot in self.slots]
-
-    def find(self, name: str) -> list[Node]:
-        """Return the child of that name, or all replicas of the child with that id."""
-        return [node for slot in self.slots for node in slot.nodes if name in {node.name, slot.id}]
+        yield from self.branches_below()
 
     def start(self) -> None:
         """Begin like new: the children of the spec, no restarts counted."""
         self._begin()
+        self.pools = []
         self.slots = self._build()
         self._window, self._ending = Window(self.spec.intensity), None
         self.wake()
@@ -102,26 +80,54 @@ class Branch(Node):
     def child_down(self, child: Node, ending: Ending) -> None:
         """Decide what follows from a child's end; one that was to stop has no consequences."""
         self.wake()
-        is_expected = self.is_closing or child.is_doomed or child.is_leaving
+        is_expected = self._is_expected(child)
         child.is_doomed = False
-        slot = self._slot_of(child)
         if is_expected:
+            self._disband(child)
             self._let_go(child)
-        elif slot.is_joining and not child.was_ready:
-            self._refuse(slot, child, ending)
-        elif self.state is ChildState.STARTING and not child.was_ready:
-            self._fail(f"`{child.name}` did not start", ending)
-        elif child.restarts_after(ending):
-            self._restart(child, ending)
+            return
+        if isinstance(child, Leaf) and (not ending.exit.is_normal or child.restarts_after(ending)):
+            self.dying(child, str(ending.exit))
+        if isinstance(child, Leaf) and not ending.exit.is_normal and self._desk.consult_s is not None:
+            child.ask(ending, self.name, self._desk.consult_s)
         else:
-            self._end(child, ending)
+            self._follow_rules(child, ending)
+
+    def dying(self, child: Leaf, reason: str) -> None:
+        """Have the other ranks of its gang leave their collectives."""
+        slot = self.slot_of(child)
+        if slot.gang is not None and not self.is_closing:
+            slot.gang.abort(_ranks(slot), child, reason)
+
+    def decided(self, child: Node, ending: Ending, decision: Decision | None, detail: str) -> None:
+        """Do with a failed child as `on_failure` said; without an answer, by the rules."""
+        self.wake()
+        if decision is not None:
+            self._desk.report(
+                ReportKind.FAILURE_DECIDED,
+                child=child.name,
+                incarnation=child.incarnation,
+                decision=decision.value,
+                detail=detail,
+            )
+        match decision:
+            case Decision.RESTART:
+                self._restart(child, ending, is_ordered=True)
+            case Decision.IGNORE:
+                self._end(child, ending, is_ordered=True)
+            case Decision.ESCALATE:
+                why = f" ({detail})" if detail else ""
+                self._fail(f"`{child.name}` failed and on_failure escalates{why}", ending)
+            case _:
+                self._follow_rules(child, ending)
 
     def advance(self) -> None:
         """Take every step that is possible now."""
         if self._sweep_down() or not self.is_alive:
             return
         if self.state is ChildState.STOPPING:
-            self._become_down(self._ending or self._told_to_stop())
+            if all(pool.is_empty for pool in self.pools):
+                self._become_down(self._ending or self._told_to_stop())
         elif not self.is_closing:
             self._sweep_up()
 
@@ -142,35 +148,64 @@ class Branch(Node):
             return  # those that are restarted together wait together
         for slot in self.slots:
             self._start_slot(slot)
+            if slot.gang is not None:
+                slot.gang.form(_ranks(slot))
             if not slot.is_settled and (in_step or self.state is ChildState.STARTING):
                 return
         if self.state is ChildState.STARTING:
             self._become_ready()
             self._desk.report(ReportKind.SUPERVISOR_READY, supervisor=self.name)
+        for slot in self.slots:
+            if slot.pool is not None and slot.is_settled:  # a spare must not delay who is needed now
+                slot.pool.fill()
 
-    def _start_slot(self, slot: _Slot) -> None:
+    def _start_slot(self, slot: BranchSlot) -> None:
         for node in slot.nodes:
             if node.state is ChildState.DOWN:
                 node.start()
         slot.is_joining = slot.is_joining and not slot.is_settled
 
+    def _is_expected(self, child: Node) -> bool:
+        """Return whether an end has no consequences: it was to stop, or broke with its gang."""
+        is_collateral = isinstance(child, Leaf) and child.is_aborted
+        return self.is_closing or child.is_doomed or child.is_leaving or is_collateral
+
+    def _disband(self, child: Node) -> None:
+        gang = self.slot_of(child).gang
+        if gang is not None:
+            gang.disband()
+
+    def _follow_rules(self, child: Node, ending: Ending) -> None:
+        slot = self.slot_of(child)
+        if slot.is_joining and not child.was_ready:
+            self._refuse(slot, child, ending)
+        elif self.state is ChildState.STARTING and not child.was_ready:
+            self._fail(f"`{child.name}` did not start", ending)
+        elif child.restarts_after(ending):
+            self._restart(child, ending)
+        else:
+            self._end(child, ending)
+
     def _let_go(self, child: Node) -> None:
         if child.is_leaving or child.restart is RestartType.TEMPORARY:
             self._forget(child)
 
-    def _refuse(self, slot: _Slot, child: Node, ending: Ending) -> None:
+    def _refuse(self, slot: BranchSlot, child: Node, ending: Ending) -> None:
         reason = f"`{child.name}` did not start: {ending.exit}"
         self._desk.report(ReportKind.CHILD_REFUSED, child=slot.id, supervisor=self.name, reason=reason)
         self.remove(list(slot.nodes))
 
-    def _restart(self, child: Node, ending: Ending) -> None:
+    def _restart(self, child: Node, ending: Ending, *, is_ordered: bool = False) -> None:
         self._window.add(child.name, ending.first, self._desk.now)
-        if child.repeats(ending):
-            self._fail(f"`{child.name}` failed twice with the same `__init__` error", ending)
+        slot = self.slot_of(child)
+        refusal = slot.streak.refusal(child, ending, was_stable=child.was_stable(self.spec.backoff))
+        if refusal and not is_ordered:
+            self._fail(refusal, ending)
         elif self._window.is_exceeded:
             self._fail(self._window.describe(), ending)
         else:
-            delay_s = child.back_off(self.spec.backoff)
+            has_spare = slot.pool is not None and slot.pool.has_ready
+            delay_s = child.back_off(self.spec.backoff, at_once=has_spare)
             self._desk.report(
                 ReportKind.CHILD_RESTARTING,
                 child=child.name,
@@ -188,20 +223,20 @@ class Branch(Node):
             case Strategy.ONE_FOR_ALL:
                 slots = self.slots
             case _:  # rest_for_one; replicas start together: none of them comes after another
-                slots = self.slots[self.slots.index(self._slot_of(failed)) + 1 :]
+                slots = self.slots[self.slots.index(self.slot_of(failed)) + 1 :]
         together = [node for slot in slots for node in slot.nodes if node is not failed]
         for node in together:
             node.doom()
             node.reset()
         return [node.name for node in together if node.is_doomed]
 
-    def _end(self, child: Node, ending: Ending) -> None:
+    def _end(self, child: Node, ending: Ending, *, is_ordered: bool = False) -> None:
         child.end()
         self._desk.report(
             ReportKind.CHILD_ENDED, child=child.name, incarnation=child.incarnation, reason=str(ending.exit)
         )
         self._let_go(child)
-        if not child.significant:
+        if not child.significant or is_ordered:
             return
         if not ending.exit.is_normal:
             self._fail(f"`{child.name}` is significant and failed", ending)
@@ -230,6 +265,8 @@ class Branch(Node):
 
     def _come_down(self) -> None:
         self._move(Trigger.STOP)
+        for pool in self.pools:
+            pool.drain()
         for node in self.nodes:
             node.doom()
         self.wake()
@@ -240,24 +277,34 @@ class Branch(Node):
     def _own_ending(self, exit_: Exit) -> Ending:
         return own_ending(self.name, self.incarnation, exit_, self._desk.now)
 
-    def _slot_of(self, child: Node) -> _Slot:
-        return next(slot for slot in self.slots if child in slot.nodes)
-
     def _forget(self, child: Node) -> None:
-        slot = self._slot_of(child)
+        slot = self.slot_of(child)
         slot.nodes = [node for node in slot.nodes if node is not child]
         if not slot.nodes:
             self.slots.remove(slot)
+            if slot.pool is not None:
+                slot.pool.drain()
 
-    def _build(self) -> list[_Slot]:
+    def _build(self) -> list[BranchSlot]:
         return [self._make_slot(child, is_joining=False) for child in self.spec.children]
 
-    def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> _Slot:
-        nodes: list[_Child]
+    def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> BranchSlot:
         if isinstance(spec, SupervisorSpec):
-            nodes = [Branch(spec, self, self._desk)]
-        else:
-            nodes = [
-                Leaf(name, replica, spec, self, self._desk) for replica, name in enumerate(actor_names(spec))
-            ]
-        return Slot(id=spec.id, nodes=nodes, is_joining=is_joining)
+            return Slot(id=spec.id, nodes=[Branch(spec, self, self._desk)], is_joining=is_joining)
+        pool = SparePool(spec, self.spec.backoff, self, self._desk) if spec.spares else None
+        if pool is not None:
+            self.pools.append(pool)
+        return Slot(
+            id=spec.id,
+            nodes=[
+                Leaf(name, replica, spec, self, self._desk, pool=pool)
+                for replica, name in enumerate(actor_names(spec))
+            ],
+            is_joining=is_joining,
+            gang=Gang(spec.id, self._desk) if spec.gang else None,
+            pool=pool,
+        )
+
+
+def _ranks(slot: BranchSlot) -> list[Leaf]:
+    return [node for node in slot.nodes if isinstance(node, Leaf)]

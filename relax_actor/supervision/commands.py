@@ -18,6 +18,23 @@ class Spawn(msgspec.Struct, frozen=True, kw_only=True):
     replica: int
 
 
+class SpawnSpare(msgspec.Struct, frozen=True, kw_only=True):
+    """Start a process that runs the actor's `__init__` and waits; answered by `SpareReady` or `Gone`."""
+
+    name: str  # `id/SPARE/n`, never used twice; its incarnation is 1
+    spec: ChildSpec
+
+
+class Promote(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a waiting spare become this incarnation; answered like a Spawn."""
+
+    spare: str
+    name: str
+    incarnation: int
+    spec: ChildSpec
+    replica: int
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
     """Ask an actor to end; the policy itself sends Kill when `shutdown_s` is over. It may be gone already."""
 
@@ -31,6 +48,36 @@ class Kill(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     incarnation: int
+
+
+class GangAbort(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a surviving rank's I/O thread abort its collectives; answered by `Released`."""
+
+    name: str
+    incarnation: int
+    epoch: int
+    reason: str
+
+
+class Regroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Have a rank join the collective group of a new epoch; all ranks are told together."""
+
+    name: str
+    incarnation: int
+    gang: str  # the child's id
+    epoch: int  # from 1, never repeats
+    rank: int
+    size: int
+
+
+class Consult(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the `on_failure` hook; answered by `Decided`, once, or not in time."""
+
+    name: str
+    incarnation: int
+    exit: Exit
+    restarts: int
+    supervisor: str
 
 
 class SetTimer(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +106,15 @@ class ReportKind(StrEnum):
     SUPERVISOR_READY = "supervisor_ready"  # supervisor
     SUPERVISOR_STOPPING = "supervisor_stopping"  # supervisor, reason: ends, but not by failure
     ESCALATED = "escalated"  # supervisor, reason
+    RESTART_BY_SPARE = "restart_by_spare"  # child, incarnation, spare
+    SPARE_READY = "spare_ready"  # spare
+    SPARE_LOST = "spare_lost"  # spare, reason
+    GANG_ABORTED = "gang_aborted"  # gang, epoch, child (that died), survivors, reason
+    GANG_FORMED = "gang_formed"  # gang, epoch, ranks
+    FAILURE_DECIDED = "failure_decided"  # child, incarnation, decision, detail
+    HOOK_LATE = "hook_late"  # child, incarnation, after_s: the policy's own rule is used
+    LINKED_KILL = "linked_kill"  # child, incarnation, because
+    STOP_OVERDUE = "stop_overdue"  # supervisor, after_s, children: killed
     STALE_EVENT = "stale_event"  # child, incarnation (of the event), current, event: ignored
 
 
@@ -88,6 +144,21 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     """One line when ok; when failed what a person reads after `error:`, first failure first."""
     first_cause: Cause | None = None
+    killed: tuple[str, ...] = ()
+    """The actors that did not stop in time and had to be killed."""
 
 
-Command = Spawn | Stop | Kill | SetTimer | CancelTimer | Report | Finished
+Command = (
+    Spawn
+    | SpawnSpare
+    | Promote
+    | Stop
+    | Kill
+    | GangAbort
+    | Regroup
+    | Consult
+    | SetTimer
+    | CancelTimer
+    | Report
+    | Finished
+)

@@ -29,11 +29,13 @@ class Desk:
     no decision is taken in the middle of another.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, consult_s: float | None = None) -> None:
         self.rng = rng
+        self.consult_s = consult_s  # how long `on_failure` may take; None: nobody is asked
         self.now = 0.0
         self.commands: list[Command] = []
         self.incarnations: dict[str, int] = {}  # for ever, so that none repeats
+        self.killed: list[str] = []  # who was over its time to stop
         self._timers: dict[str, Sleeper] = {}
         self._unsettled: list[Unsettled] = []
 

@@ -22,6 +22,14 @@ class ExitKind(StrEnum):
     LEASE = "lease"  # its host no longer answers
 
 
+class Decision(StrEnum):
+    """What an `on_failure` hook may say; None leaves it to the policy's own rules."""
+
+    RESTART = "restart"  # whatever its restart type says; intensity and back-off hold
+    IGNORE = "ignore"  # leave it down
+    ESCALATE = "escalate"  # fail its supervisor
+
+
 class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How one incarnation ended; `str()` of it is what a person reads."""
 
@@ -76,6 +84,52 @@ class Gone(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit
 
 
+class Dying(msgspec.Struct, frozen=True, kw_only=True):
+    """An actor runs no code any more, but is not gone yet; `Gone` follows."""
+
+    name: str
+    incarnation: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody saw that an actor cannot go on, such as the watchdog a hang: it is to be killed for it."""
+
+    name: str
+    incarnation: int
+    exit: Exit
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's main thread has left the collectives of an aborted epoch."""
+
+    name: str
+    incarnation: int
+    epoch: int
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """The `on_failure` hook answered a `Consult`."""
+
+    name: str
+    incarnation: int
+    decision: Decision | None
+    detail: str = ""
+    """What the hook raised, where that is why it escalates."""
+
+
+class SpareReady(msgspec.Struct, frozen=True, kw_only=True):
+    """A spare's `__init__` returned: it waits for a name."""
+
+    name: str
+
+
+class LinkAdded(msgspec.Struct, frozen=True, kw_only=True):
+    """From now on two actors share their fate: the failure of one kills the other."""
+
+    a: str
+    b: str
+
+
 class TimerFired(msgspec.Struct, frozen=True, kw_only=True):
     """A timer asked for by `SetTimer` ran out; a cancelled one that fires late does no harm."""
 
@@ -107,8 +161,19 @@ class RemoveChild(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+LeafEvent = Ready | InitFailed | Gone | Dying | Failed | Released | Decided
+"""What concerns one incarnation of one actor."""
+
 Event = (
-    StartAll | Ready | InitFailed | Gone | TimerFired | StopRequested | KillRequested | AddChild | RemoveChild
+    StartAll
+    | LeafEvent
+    | SpareReady
+    | LinkAdded
+    | TimerFired
+    | StopRequested
+    | KillRequested
+    | AddChild
+    | RemoveChild
 )
 
 _HEADS = {

@@ -4,8 +4,11 @@ from collections import Counter, deque
 from dataclasses import dataclass
 
 from relax_actor.supervision.commands import Cause
-from relax_actor.supervision.events import Exit
+from relax_actor.supervision.events import Exit, ExitKind
 from relax_actor.supervision.spec import Intensity
+
+HOST_LOSS_S = 1.0
+"""The actors of a lost host are declared gone within so long of one another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +37,20 @@ class Window:
         self._restarts: deque[_Restart] = deque()
 
     def add(self, child: str, cause: Cause, now: float) -> None:
-        """Count one restart, and forget those that have left the window."""
+        """Count one restart, and forget those that have left the window.
+
+        A host that is lost takes many actors with it: that is one restart.
+        """
+        if cause.child == child and self._is_same_host_loss(cause):
+            return
         self._restarts.append(_Restart(child=child, at_s=now, cause=cause))
         while now - self._restarts[0].at_s > self._intensity.within_s:
             self._restarts.popleft()
+
+    def _is_same_host_loss(self, cause: Cause) -> bool:
+        lost = [each.cause for each in self._restarts if each.cause.exit.kind is ExitKind.LEASE]
+        is_lost = cause.exit.kind is ExitKind.LEASE
+        return is_lost and bool(lost) and cause.at_s - lost[-1].at_s <= HOST_LOSS_S
 
     @property
     def is_exceeded(self) -> bool:

@@ -171,6 +171,14 @@ class Fleet:
             site.actors[key] = pid
             site.agent.process.started(pid)
 
+    def renamed(self, old: Key, new: Key) -> None:
+        """Note that a spare has become an incarnation of an actor, in the process it has."""
+        site = self._site_of(old)
+        if site is not None:
+            site.actors[new] = site.actors.pop(old)
+            if site.host.prefix:
+                self._courier.lines.open(_peer(new), self._config.epoch, new[1])
+
     def gone(self, key: Key) -> None:
         """Forget an actor that is over."""
         site = self._site_of(key)

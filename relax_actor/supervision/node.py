@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from relax_actor.supervision.desk import Desk
-from relax_actor.supervision.events import Exit
+from relax_actor.supervision.events import Decision, Exit
 from relax_actor.supervision.failure import Ending
 from relax_actor.supervision.spec import Backoff, ChildSpec, RestartType, SupervisorSpec
 from relax_actor.supervision.states import ALIVE, ChildState, Trigger, move
@@ -24,6 +24,10 @@ class Parent(Protocol):
 
     def child_down(self, child: "Node", ending: Ending) -> None:
         """Decide what follows from a child's end."""
+        ...
+
+    def decided(self, child: "Node", ending: Ending, decision: Decision | None, detail: str) -> None:
+        """Do with a failed child as `on_failure` said."""
         ...
 
 
@@ -73,18 +77,22 @@ class Node(ABC):
     def doom(self) -> None:
         """Have it stopped when its turn comes; a pending restart is called off at once."""
         self.is_doomed = self.is_alive
-        if self.state is ChildState.BACKING_OFF:
+        if self.state in {ChildState.BACKING_OFF, ChildState.AWAITING}:
             self._cancel_timer()
             self._move(Trigger.STOP)
 
-    def back_off(self, default: Backoff) -> float:
+    def back_off(self, default: Backoff, *, at_once: bool = False) -> float:
         """Wait before the next start, by its own back-off or the default; return for how long, in seconds."""
-        backoff = self._backoff or default
-        self._failures = 0 if self._was_stable(backoff) else self._failures + 1
-        delay_s = backoff.delay(self._failures, self._desk.rng)
+        self._failures = 0 if self.was_stable(default) else self._failures + 1
+        delay_s = 0.0 if at_once else (self._backoff or default).delay(self._failures, self._desk.rng)
         self._move(Trigger.BACK_OFF)
         self._set_timer("backoff", delay_s)
         return delay_s
+
+    def was_stable(self, default: Backoff) -> bool:
+        """Return whether the incarnation that ended had been ready for long."""
+        reset_after_s = (self._backoff or default).reset_after_s
+        return self._ready_at_s is not None and self._desk.now - self._ready_at_s >= reset_after_s
 
     def end(self) -> None:
         """Stay down: it is over by itself and is not restarted."""
@@ -129,9 +137,6 @@ class Node(ABC):
         self._move(Trigger.GONE)
         self.last_exit = ending.exit
         self._parent.child_down(self, ending)
-
-    def _was_stable(self, backoff: Backoff) -> bool:
-        return self._ready_at_s is not None and self._desk.now - self._ready_at_s >= backoff.reset_after_s
 
     def _move(self, trigger: Trigger) -> None:
         self.state = move(self.state, trigger)

@@ -11,37 +11,49 @@ fault of several levels in one step, and needs no protocol between supervisors t
 
 import random
 
-import msgspec
-
 from relax_actor.supervision.branch import Branch
 from relax_actor.supervision.commands import (
     CancelTimer,
     Cause,
     Command,
+    Consult,
     Finished,
+    GangAbort,
     Kill,
+    Promote,
+    Regroup,
     Report,
     ReportKind,
     SetTimer,
     Spawn,
+    SpawnSpare,
     Stop,
 )
+from relax_actor.supervision.deadline import StopDeadline
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import (
     AddChild,
+    Decided,
+    Decision,
+    Dying,
     Event,
     Exit,
     ExitKind,
+    Failed,
     Gone,
     InitFailed,
     KillRequested,
+    LinkAdded,
     Ready,
+    Released,
     RemoveChild,
+    SpareReady,
     StartAll,
     StopRequested,
     TimerFired,
 )
 from relax_actor.supervision.failure import Ending, failure_text, own_ending
+from relax_actor.supervision.news import News
 from relax_actor.supervision.node import Node
 from relax_actor.supervision.spec import (
     ChildSpec,
@@ -51,28 +63,40 @@ from relax_actor.supervision.spec import (
     ids,
     validate,
 )
-from relax_actor.supervision.states import ChildState
+from relax_actor.supervision.status import NodeStatus, status_of
 
 __all__ = [
     "AddChild",
     "CancelTimer",
     "Cause",
     "Command",
+    "Consult",
+    "Decided",
+    "Decision",
+    "Dying",
     "Event",
     "Exit",
     "ExitKind",
+    "Failed",
     "Finished",
+    "GangAbort",
     "Gone",
     "InitFailed",
     "Kill",
     "KillRequested",
+    "LinkAdded",
     "NodeStatus",
+    "Promote",
     "Ready",
+    "Regroup",
+    "Released",
     "RemoveChild",
     "Report",
     "ReportKind",
     "SetTimer",
+    "SpareReady",
     "Spawn",
+    "SpawnSpare",
     "StartAll",
     "Stop",
     "StopRequested",
@@ -81,34 +105,33 @@ __all__ = [
 ]
 
 
-class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a status display: an actor, or a supervisor and what is below it."""
-
-    name: str
-    state: ChildState
-    incarnation: int  # 0 before the first start
-    restarts: int  # starts after the first
-    last_exit: str  # how the last incarnation ended, if one did
-    is_supervisor: bool
-    children: tuple["NodeStatus", ...] = ()
-
-
 class TreePolicy:
     """What a whole supervision tree does about each event.
 
     Args:
         spec: the root supervisor; its restart type is not used.
         rng: the jitter of back-offs, and nothing else.
+        consult_s: how long `on_failure` may take to decide; None: nobody is asked.
+        stop_total_s: how long the tree may take to come down; None: as long as its children may.
 
     Raises:
         SpecError: the tree cannot be run.
     """
 
-    def __init__(self, spec: SupervisorSpec, rng: random.Random) -> None:
+    def __init__(
+        self,
+        spec: SupervisorSpec,
+        rng: random.Random,
+        *,
+        consult_s: float | None = None,
+        stop_total_s: float | None = None,
+    ) -> None:
         validate(spec)
-        self._desk = Desk(rng)
+        self._desk = Desk(rng, consult_s)
         self._top = _Top()
         self._root = Branch(spec, self._top, self._desk)
+        self._news = News(self._root, self._desk)
+        self._deadline = StopDeadline(self._root, self._desk, stop_total_s)
         self._stop_reason = ""
         self._is_finished = False
 
@@ -133,27 +156,32 @@ class TreePolicy:
             What to do, in order.
 
         Raises:
-            SpecError: an AddChild or RemoveChild that makes no sense; nothing is changed.
+            SpecError: an AddChild, RemoveChild or LinkAdded that makes no sense; nothing is changed.
         """
         if self._is_finished:
             return []
         self._desk.now = now
         self._dispatch(event)
         self._desk.settle()
+        self._deadline.watch()
         if self._top.ending is not None:
             self._finish(self._top.ending)
         return self._desk.take_commands()
 
     def snapshot(self) -> NodeStatus:
         """Return where every supervisor and actor is now."""
-        return _status(self._root)
+        return status_of(self._root)
 
     def _dispatch(self, event: Event) -> None:
         match event:
             case StartAll():
                 self._start()
-            case Ready() | InitFailed() | Gone():
-                self._tell_leaf(event)
+            case Ready() | InitFailed() | Gone() | Dying() | Failed() | Released() | Decided():
+                self._news.tell(event)
+            case SpareReady():
+                self._news.tell_spare(event)
+            case LinkAdded():
+                self._news.link(event)
             case TimerFired():
                 self._desk.fire(event.timer)
             case StopRequested():
@@ -168,28 +196,6 @@ class TreePolicy:
     def _start(self) -> None:
         if self._root.incarnation == 0:
             self._root.start()
-
-    def _tell_leaf(self, event: Ready | InitFailed | Gone) -> None:
-        leaf = next((leaf for leaf in self._root.leaves() if leaf.name == event.name), None)
-        if leaf is None or not leaf.is_alive or leaf.incarnation != event.incarnation:
-            self._report_stale(event)
-            return
-        match event:
-            case Ready():
-                leaf.ready()
-            case InitFailed():
-                leaf.init_failed(event.error)
-            case _:
-                leaf.gone(event.exit)
-
-    def _report_stale(self, event: Ready | InitFailed | Gone) -> None:
-        self._desk.report(
-            ReportKind.STALE_EVENT,
-            child=event.name,
-            incarnation=event.incarnation,
-            current=self._desk.incarnations.get(event.name, 0),
-            event=type(event).__name__,
-        )
 
     def _stop(self, reason: str) -> None:
         if self._root.is_closing:
@@ -223,6 +229,7 @@ class TreePolicy:
         for branch in self._root.branches():
             nodes = branch.find(name)
             if nodes:
+                _check_whole(branch, nodes)
                 if not branch.is_closing:  # else it goes anyway, when its turn comes
                     branch.remove(nodes)
                 return
@@ -247,13 +254,16 @@ class TreePolicy:
 
     def _finish(self, ending: Ending) -> None:
         self._is_finished = True
+        killed = tuple(self._desk.killed)
         match ending.exit.kind:
             case ExitKind.STOPPED:
-                finished = Finished(outcome="ok", reason=self._stop_reason)
+                finished = Finished(outcome="ok", reason=self._stop_reason, killed=killed)
             case ExitKind.NORMAL:
-                finished = Finished(outcome="ok", reason=ending.exit.detail)
+                finished = Finished(outcome="ok", reason=ending.exit.detail, killed=killed)
             case _:
-                finished = Finished(outcome="failed", reason=failure_text(ending), first_cause=ending.first)
+                finished = Finished(
+                    outcome="failed", reason=failure_text(ending), first_cause=ending.first, killed=killed
+                )
         self._desk.commands.append(finished)
 
 
@@ -271,21 +281,18 @@ class _Top:
     def child_down(self, child: Node, ending: Ending) -> None:  # noqa: ARG002 - there is one root
         self.ending = ending
 
+    def decided(self, child: Node, ending: Ending, decision: Decision | None, detail: str) -> None:
+        """Do nothing: nobody is asked about the root."""
+
+
+def _check_whole(branch: Branch, nodes: list[Node]) -> None:
+    for slot in branch.slots:
+        if slot.gang is not None and 0 < len(set(nodes) & set(slot.nodes)) < len(slot.nodes):
+            raise SpecError(nodes[0].name, f"is a rank of a gang; remove `{slot.id}` as a whole")
+
 
 def _check_new(spec: ChildSpec | SupervisorSpec, taken: set[str]) -> None:
     names = ids(spec)
     for each in names:
         if each in taken or names.count(each) > 1:
             raise SpecError(each, "names two children; an id is used once in a tree")
-
-
-def _status(node: Node) -> NodeStatus:
-    return NodeStatus(
-        name=node.name,
-        state=node.state,
-        incarnation=node.incarnation,
-        restarts=max(node.incarnation - 1, 0),
-        last_exit="" if node.last_exit is None else str(node.last_exit),
-        is_supervisor=isinstance(node, Branch),
-        children=tuple(map(_status, node.nodes)) if isinstance(node, Branch) else (),
-    )

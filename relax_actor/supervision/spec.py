@@ -106,6 +106,14 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where it may run: replicas take the hosts in turn, and the next one that is there when theirs is lost.
 
     Empty: on the first host of the tree."""
+    spares: int = 0
+    """How many processes wait, constructed but nameless, to take over at once where a replica dies."""
+    hang_after_s: float | None = None
+    """Kill it when it is busy and has finished nothing and reported no progress for so long."""
+    gang: bool = False
+    """Whether the replicas are ranks of collective groups: a death aborts the others' collectives."""
+    abort_grace_s: float = 5.0
+    """How long a surviving rank may take to leave an aborted collective before it is killed."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,6 +224,19 @@ def _check_child(spec: ChildSpec, path: str) -> None:
     _check_seconds(f"{path}.start_timeout_s", spec.start_timeout_s, zero=False)
     if spec.backoff is not None:
         _check_backoff(spec.backoff, f"{path}.backoff")
+    if spec.hang_after_s is not None:
+        _check_seconds(f"{path}.hang_after_s", spec.hang_after_s, zero=False)
+    _check_seconds(f"{path}.abort_grace_s", spec.abort_grace_s, zero=False)
+    _check_spares(spec, path)
+    if spec.gang and spec.restart is RestartType.TEMPORARY:
+        raise SpecError(f"{path}.gang", "contradicts restart `temporary`: a lost rank must come back")
+
+
+def _check_spares(spec: ChildSpec, path: str) -> None:
+    if spec.spares < 0:
+        raise SpecError(f"{path}.spares", f"is {spec.spares}; at least 0")
+    if spec.spares and spec.devices:
+        raise SpecError(f"{path}.spares", "needs a device of its own, which a spare has not")
 
 
 def _check_supervisor(spec: SupervisorSpec, path: str) -> None:

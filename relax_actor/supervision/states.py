@@ -16,6 +16,7 @@ class ChildState(StrEnum):
     READY = "ready"
     STOPPING = "stopping"  # told to stop, or over its time to start; not gone yet
     BACKING_OFF = "backing_off"  # failed; will be started when its delay is over
+    AWAITING = "awaiting"  # failed; `on_failure` is being asked what to do
     ENDED = "ended"  # over by itself, and its restart type says to leave it
 
 
@@ -25,11 +26,13 @@ class Trigger(StrEnum):
     START = "start"
     READY = "ready"
     STOP = "stop"
-    GIVE_UP = "give_up"  # its start failed while it still runs: __init__ raised, or time is over
+    GIVE_UP = "give_up"  # it failed while it still runs: __init__ raised, time is over, it hangs
     GONE = "gone"
     BACK_OFF = "back_off"
     DELAY_OVER = "delay_over"
     END = "end"
+    ASK = "ask"  # let `on_failure` decide
+    DECIDED = "decided"
     RESET = "reset"  # a sibling's failure restarts it although it had ended
 
 
@@ -54,11 +57,15 @@ TABLE: dict[tuple[ChildState, Trigger], ChildState] = {
     (ChildState.STARTING, Trigger.GIVE_UP): ChildState.STOPPING,
     (ChildState.STARTING, Trigger.STOP): ChildState.STOPPING,
     (ChildState.STARTING, Trigger.GONE): ChildState.DOWN,
+    (ChildState.READY, Trigger.GIVE_UP): ChildState.STOPPING,
     (ChildState.READY, Trigger.STOP): ChildState.STOPPING,
     (ChildState.READY, Trigger.GONE): ChildState.DOWN,
     (ChildState.STOPPING, Trigger.GONE): ChildState.DOWN,
     (ChildState.BACKING_OFF, Trigger.DELAY_OVER): ChildState.DOWN,
     (ChildState.BACKING_OFF, Trigger.STOP): ChildState.DOWN,
+    (ChildState.DOWN, Trigger.ASK): ChildState.AWAITING,
+    (ChildState.AWAITING, Trigger.DECIDED): ChildState.DOWN,
+    (ChildState.AWAITING, Trigger.STOP): ChildState.DOWN,
     (ChildState.ENDED, Trigger.RESET): ChildState.DOWN,
 }
 

@@ -30,8 +30,10 @@ from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
 from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.host import make_socket_dir
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
+from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
 from relax_actor.supervision.tree import TreeShell
@@ -59,6 +61,11 @@ class Supervisor:
         address: where the other hosts reach this program: an IP address or a name of this machine.
         lease: how long a host that does not answer is believed in.
         join_timeout_s: how long all hosts together may take to be there.
+        on_failure: decides what follows from an actor's failure; called once for each incarnation that
+            failed, on a thread of its own. None from it leaves the decision to the policy's rules.
+        on_failure_s: how long it may take before the rules decide without it.
+        stop_total_s: how long the tree may take to stop before what is left is killed; None: as long as the
+            children's own `shutdown_s` allow.
 
     Raises:
         SpecError: the spec cannot be run; nothing was started.
@@ -76,6 +83,9 @@ class Supervisor:
         address: str = "",
         lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - immutable
         join_timeout_s: float = 120.0,
+        on_failure: Hook | None = None,
+        on_failure_s: float = 10.0,
+        stop_total_s: float | None = None,
     ) -> None:
         validate(spec)
         self._hosts = tuple(hosts) or (LOCAL,)
@@ -85,6 +95,7 @@ class Supervisor:
         self.run_id = run_id or secrets.token_hex(4)
         self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
         self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
+        self._hook, self._hook_s, self._stop_total_s = on_failure, on_failure_s, stop_total_s
         self._changed = threading.Condition()
         self._courier: Courier
         self._shell: TreeShell
@@ -99,10 +110,15 @@ class Supervisor:
         head = Address.ipc(make_socket_dir(self.run_id) / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
-        self._policy = TreePolicy(self._spec, random.Random())  # noqa: S311 - jitter
+        self._policy = TreePolicy(
+            self._spec,
+            random.Random(),  # noqa: S311 - jitter
+            consult_s=self._hook_s if self._hook else None,
+            stop_total_s=self._stop_total_s,
+        )
         events_log = EventLog(self.run_dir / "events.jsonl", "head", config.epoch)
         fleet = Fleet(self._hosts, config, events_log)
-        self._shell = TreeShell(self._policy, fleet, config, events_log, self._notify)
+        self._shell = TreeShell(self._policy, fleet, config, events_log, self._notify, self._hook)
         self._courier = Courier(
             Holder("head", config.epoch),
             config.run_mark,
@@ -161,13 +177,32 @@ class Supervisor:
         self._courier.run_soon(self._shell.handle, events.KillRequested(reason=reason))
 
     def close(self) -> None:
-        """Stop what runs, wait for it, and leave nothing behind: no process, socket or segment."""
+        """Stop what runs, wait for it, and leave nothing behind: no process, socket or segment.
+
+        Ctrl-C meanwhile kills what has not stopped yet, and is raised when everything is gone.
+        """
         if not self._open:
             return
         self._open = False
+        interrupt: KeyboardInterrupt | None = None
         if self._shell.finished is None:
             self.stop("its block was left")
-            self.wait()
+            interrupt = self._wait_for_the_end()
+        self._tear_down()
+        if interrupt is not None:
+            raise interrupt
+
+    def _wait_for_the_end(self) -> KeyboardInterrupt | None:
+        interrupt = None
+        while self._shell.finished is None:
+            try:
+                self.wait()
+            except KeyboardInterrupt as again:
+                interrupt = again
+                self.kill("interrupted while it stopped")
+        return interrupt
+
+    def _tear_down(self) -> None:
         done = threading.Event()
         self._courier.run_soon(self._close_shell, done)
         done.wait()
@@ -242,6 +277,18 @@ class Supervisor:
 
         self._courier.run_soon(handle)
         decided.result()
+
+    def link(self, a: str, b: str) -> None:
+        """Have two actors share their fate from now on: where one fails, the other is killed.
+
+        Raises:
+            SpecError: one of them is no actor of the tree.
+        """
+        self._decide(events.LinkAdded(a=a, b=b))
+
+    def monitor(self, name: str) -> Monitor:
+        """Return what becomes of an actor from now on, incarnation by incarnation; see `Monitor`."""
+        return self._shell.monitors.monitor(name)
 
     def status(self) -> NodeStatus:
         """Return the tree: every node's name, state, incarnation and restarts."""

@@ -4,6 +4,7 @@ It holds no opinion: the policy decides what is started, stopped and restarted; 
 What the shell adds is telling every actor who is up and who is gone, and writing the event log.
 """
 
+import contextlib
 import inspect
 import logging
 import os
@@ -13,20 +14,32 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
+from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
+from relax_actor.ids import Holder
 from relax_actor.node import process
 from relax_actor.supervision import commands, events
+from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.fleet import Fleet, Key, Place
+from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.host import actor_address
+from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
+from relax_actor.supervision.spec import ChildSpec
+from relax_actor.supervision.watchdog import Watchdog
 from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.control import Frames
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.02
+"""The least time between two looks for hung actors."""
 
 
 class TreeShell:
@@ -38,15 +51,17 @@ class TreeShell:
         config: what all processes of the run have in common.
         events_log: where spawns, exits and the policy's reports go.
         on_change: called after every command and report, to wake whoever waits for the tree.
+        hook: decides what follows from failures, if the user gave one.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the supervisor makes one, once
         self,
         policy: TreePolicy,
         fleet: Fleet,
         config: NodeConfig,
         events_log: EventLog,
         on_change: Callable[[], None],
+        hook: Hook | None = None,
     ) -> None:
         self._policy, self._fleet = policy, fleet
         self._config, self._events, self._on_change = config, events_log, on_change
@@ -58,6 +73,10 @@ class TreeShell:
         self._pids: dict[tuple[str, int], int] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
+        self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
+        self._watchdog, self._next_look = Watchdog(), 0.0
+        self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
+        self.monitors = MonitorHub()
         self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
         self.is_ready = False
@@ -82,6 +101,9 @@ class TreeShell:
 
     def close(self) -> None:
         """End the node agent and everything on it."""
+        if self._hook is not None:
+            self._hook.close()
+        self.monitors.close()
         self._fleet.close()
         self._crashes.close()
 
@@ -142,23 +164,42 @@ class TreeShell:
                 return
             case wire.Hello():
                 self._listeners.add(peer)
+                self._listeners.discard(
+                    _identity(self._promoted.get((record.name, record.incarnation), ""), 1)
+                )
                 for name in self._up:
                     self._courier.say(peer, self._seen_by(_key_of(peer), name))
             case wire.Ready():
                 self._actor_ready(record)
             case _:
+                self._heard_of_work(peer, record)
+
+    def _heard_of_work(self, peer: bytes, record: Record) -> None:
+        match record:
+            case wire.SpareReady():
+                self.handle(events.SpareReady(name=record.name))
+            case wire.Began() | wire.Ended() | wire.Beat():
+                self._watch(record)
+            case wire.Released():
+                name, incarnation, epoch = record.name, record.incarnation, record.epoch
+                self.handle(events.Released(name=name, incarnation=incarnation, epoch=epoch))
+            case _:
                 log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
 
     def _spawned(self, record: wire.Spawned) -> None:
         self._pids[record.name, record.incarnation] = record.pid
+        self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._fleet.spawned((record.name, record.incarnation), record.pid)
+        self._emit_spawned(record.name, record.incarnation, record.pid)
+
+    def _emit_spawned(self, name: str, incarnation: int, pid: int) -> None:
         self._events.emit(
             "child_spawned",
-            child=record.name,
-            incarnation=record.incarnation,
-            pid=record.pid,
-            start_ticks=process.start_time(record.pid),
-            log=str(self._log_path(record.name, record.incarnation)),
+            child=name,
+            incarnation=incarnation,
+            pid=pid,
+            start_ticks=process.start_time(pid),
+            log=str(self._log_path(name, incarnation)),
         )
 
     def _actor_ready(self, record: wire.Ready) -> None:
@@ -168,6 +209,7 @@ class TreeShell:
         self._courier.peer_up(self._seen_by(None, record.name))
         for peer in self._listeners:
             self._courier.say(peer, self._seen_by(_key_of(peer), record.name))
+        self.monitors.note(Phase.READY, *key)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
 
     def _seen_by(self, viewer: Key | None, name: str) -> PeerUp:
@@ -181,39 +223,40 @@ class TreeShell:
 
     def _dying(self, record: wire.Dying) -> None:
         """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
-        if (up := self._up.get(record.name)) is not None and up.incarnation == record.incarnation:
-            del self._up[record.name]
-        self._listeners.discard(f"{record.name}#{record.incarnation}".encode())
+        name, incarnation = self._name_of(record.name, record.incarnation)
+        record = msgspec.structs.replace(record, name=name, incarnation=incarnation)
+        if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
+            del self._up[name]
+        self._listeners.discard(_identity(name, incarnation))
         self._courier.peer_dying(record)
         self._broadcast(record)
-        fields = {"child": record.name, "incarnation": record.incarnation, "reason": record.reason}
-        self._events.emit("child_dying", **fields)
+        self._events.emit("child_dying", child=name, incarnation=incarnation, reason=record.reason)
+        self.monitors.note(Phase.DYING, name, incarnation)
+        self.handle(events.Dying(name=name, incarnation=incarnation))
 
     def _exited(self, record: wire.Exited) -> None:
-        key = record.name, record.incarnation
+        key = self._name_of(record.name, record.incarnation)
         if record.error and key not in self._ready:
-            error = _last_line(record.error)
-            self.handle(events.InitFailed(name=record.name, incarnation=record.incarnation, error=error))
-        self._gone(*key, self._classify(record))
+            error = last_line(record.error)
+            self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
+        told = key in self._told_to_stop
+        if (spare := self._promoted.get(key)) is not None:
+            self._rename_files(self._crash_path(spare, 1), self._crash_path(*key), (".txt", ".json"))
+        how = classify(record, was_told=told)
+        self._gone(*key, how)
 
-    def _classify(self, record: wire.Exited) -> events.Exit:
-        if record.held:
-            return events.Exit(kind=events.ExitKind.DEVICE_LOST, signal=record.signal, detail=record.held)
-        if record.oom:
-            return events.Exit(kind=events.ExitKind.OOM, signal=record.signal, detail=record.oom)
-        told = (record.name, record.incarnation) in self._told_to_stop
-        if record.code == 0:
-            return events.Exit(kind=events.ExitKind.STOPPED if told else events.ExitKind.NORMAL, code=0)
-        if record.signal is not None:
-            kind = events.ExitKind.STOPPED if told else events.ExitKind.SIGNAL
-            return events.Exit(kind=kind, signal=record.signal)
-        return events.Exit(kind=events.ExitKind.ERROR, code=record.code, detail=_last_line(record.error))
+    def _name_of(self, name: str, incarnation: int) -> tuple[str, int]:
+        """Return who a process is that the agent may still know as a spare."""
+        names = (key for key, spare in self._promoted.items() if (spare, 1) == (name, incarnation))
+        return next(names, (name, incarnation))
 
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
         pid = self._pids.pop((name, incarnation), 0)
         self._fleet.gone((name, incarnation))
         self._near.pop((name, incarnation), None)
-        self._listeners.discard(f"{name}#{incarnation}".encode())
+        self._watchdog.forget((name, incarnation))
+        self._promoted.pop((name, incarnation), None)
+        self._listeners.discard(_identity(name, incarnation))
         gone = PeerGone(name=name, incarnation=incarnation, reason=str(how))
         if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
             del self._up[name]
@@ -239,68 +282,166 @@ class TreeShell:
             line=(line := death.line),
         )
         self._crashes.gather(death, line)
+        self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
 
     def _broadcast(self, record: Record) -> None:
         for listener in self._listeners:
             self._courier.say(listener, record)
 
+    # -- hangs and failures ---------------------------------------------------------------------
+
+    def _watch(self, record: wire.Began | wire.Ended | wire.Beat) -> None:
+        key, now = (record.name, record.incarnation), time.monotonic()
+        match record:
+            case wire.Began():
+                self._watchdog.began(key, record.call, record.method, record.max_runtime_s, now)
+            case wire.Ended():
+                self._watchdog.ended(key, record.call)
+            case wire.Beat():
+                self._watchdog.beat(
+                    key, is_busy=record.is_busy, done=record.done, doing=record.doing, now=now
+                )
+        self._look_when_due(now)
+
+    def _look_when_due(self, now: float) -> None:
+        """Have one look planned, not later than the first deadline."""
+        due = self._watchdog.next_look()
+        if due is not None and not now < self._next_look <= due:
+            self._next_look = max(due, now + LOOK_S)
+            self._courier.loop.call_at(self._courier.loop.time() + self._next_look - now, self._look)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for (name, incarnation), why in self._watchdog.overdue(now):
+            hung = events.Exit(kind=events.ExitKind.HANG, detail=why)
+            self.handle(events.Failed(name=name, incarnation=incarnation, exit=hung))
+        self._look_when_due(now)
+
+    def _ref(self, name: str) -> Ref[Any]:
+        return Ref(name, self._courier)
+
+    def _hook_answered(self, decided: events.Decided) -> None:
+        self._courier.run_soon(self.handle, decided)
+
     # -- commands -------------------------------------------------------------------------------
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Spawn():
-                self._spawn(command)
+            case commands.Spawn() | commands.SpawnSpare() | commands.Promote():
+                self._bring_up(command)
             case commands.Stop():
                 self._stop(command)
             case commands.Kill():
                 self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
-            case commands.SetTimer():
-                self._timers[command.timer] = self._courier.loop.call_later(
-                    command.delay_s, self._fire, command.timer
-                )
-            case commands.CancelTimer():
-                if (timer := self._timers.pop(command.timer, None)) is not None:
-                    timer.cancel()
+            case commands.GangAbort() | commands.Regroup():
+                self._order_rank(command)
+            case commands.SetTimer() | commands.CancelTimer():
+                self._set_timer(command)
             case commands.Report():
                 self._report(command)
+            case commands.Consult() if self._hook is not None:
+                self._hook.ask(command)
             case commands.Finished():
                 self.finished = command
 
-    def _spawn(self, command: commands.Spawn) -> None:
-        key = command.name, command.incarnation
-        arguments = codec.pack(command.spec.args)
-        self._fleet.place(key, command.spec.hosts, command.replica)
+    def _bring_up(self, command: commands.Spawn | commands.SpawnSpare | commands.Promote) -> None:
+        match command:
+            case commands.Spawn():
+                self._spawn((command.name, command.incarnation), command.spec, command.replica)
+            case commands.SpawnSpare():
+                self._spawn((command.name, 1), command.spec, 0, is_spare=True)
+            case _:
+                self._promote(command)
+
+    def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
+        arguments = codec.pack(spec.args)
+        self._fleet.place(key, spec.hosts, replica)
+        self._watchdog.watch(key, spec.hang_after_s)
         self._fleet.when_joined(
-            key, lambda site: self._fleet.say(key, self._spawn_record(command, site), arguments)
+            key,
+            lambda site: self._fleet.say(
+                key, self._spawn_record(key, spec, site, is_spare=is_spare), arguments
+            ),
         )
 
-    def _spawn_record(self, command: commands.Spawn, site: Place) -> wire.Spawn:
-        name, incarnation = command.name, command.incarnation
+    def _spawn_record(self, key: Key, spec: ChildSpec, site: Place, *, is_spare: bool) -> wire.Spawn:
+        name, incarnation = key
         file = f"{name.replace('/', '-')}-{incarnation}"
-        self._near[name, incarnation] = str(actor_address(site.socket_dir, name, incarnation))
+        self._near[key] = str(actor_address(site.socket_dir, name, incarnation))
         return wire.Spawn(
             name=name,
             incarnation=incarnation,
-            target=target_of(command.spec.actor),
-            zygote=command.spec.zygote,
-            address=self._near[name, incarnation],
+            target=target_of(spec.actor),
+            zygote=spec.zygote,
+            address=self._near[key],
             log=f"{site.run_dir}/logs/{file}.log",
             crash=f"{site.run_dir}/crash/{file}.txt",
-            env=dict(command.spec.env),
-            python=command.spec.python,
-            oom_score_adj=command.spec.oom_score_adj,
-            devices=command.spec.devices,
+            env=dict(spec.env),
+            python=spec.python,
+            oom_score_adj=spec.oom_score_adj,
+            devices=spec.devices,
+            is_spare=is_spare,
+            hang_after_s=spec.hang_after_s,
+            is_rank=spec.gang,
+        )
+
+    def _promote(self, command: commands.Promote) -> None:
+        spare, key = (command.spare, 1), (command.name, command.incarnation)
+        self._promoted[key] = command.spare
+        self._pids[key] = self._pids.pop(spare, 0)
+        self._near[key] = self._near.pop(spare, "")
+        self._fleet.renamed(spare, key)
+        self._watchdog.forget(spare)
+        self._watchdog.watch(key, command.spec.hang_after_s)
+        self._rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
+        self._emit_spawned(*key, self._pids[key])
+        record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
+        self._fleet.say(key, record)
+        self._courier.say(_identity(*spare), record)
+        self.monitors.note(Phase.UP, *key)
+
+    def _rename_files(self, old: Path, new: Path, suffixes: tuple[str, ...]) -> None:
+        """Let what a spare wrote be found under its new name, and under the old one; it may write on."""
+        for suffix in suffixes:
+            source, target = (
+                path.with_name(f"{path.name.removesuffix(suffix)}{suffix}") for path in (old, new)
+            )
+            with contextlib.suppress(OSError):
+                source.rename(target)
+                source.symlink_to(target.name)
+
+    def _order_rank(self, command: commands.GangAbort | commands.Regroup) -> None:
+        peer = _identity(command.name, command.incarnation)
+        if isinstance(command, commands.GangAbort):
+            self._courier.say(peer, wire.GangAbort(epoch=command.epoch, reason=command.reason))
+        else:
+            self._courier.say(peer, self._group_of(command))
+
+    def _group_of(self, command: commands.Regroup) -> wire.Regroup:
+        folder = Path(self._config.run_dir) / "gang"
+        folder.mkdir(exist_ok=True)
+        return wire.Regroup(
+            epoch=command.epoch,
+            rank=command.rank,
+            size=command.size,
+            rendezvous=f"file://{folder}/{command.gang}-{command.epoch}",
         )
 
     def _stop(self, command: commands.Stop) -> None:
         key = command.name, command.incarnation
         self._told_to_stop.add(key)
         if key in self._ready:
-            peer = f"{command.name}#{command.incarnation}".encode()
-            self._courier.say(peer, wire.Stop(reason="its supervisor stops it"))
+            self._courier.say(_identity(*key), wire.Stop(reason="its supervisor stops it"))
         else:  # still in its constructor: it owns nothing yet that it could clean up
             self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
+
+    def _set_timer(self, command: commands.SetTimer | commands.CancelTimer) -> None:
+        name = command.timer
+        if isinstance(command, commands.SetTimer):
+            self._timers[name] = self._courier.loop.call_later(command.delay_s, self._fire, name)
+        elif (timer := self._timers.pop(name, None)) is not None:
+            timer.cancel()
 
     def _fire(self, timer: str) -> None:
         if self._timers.pop(timer, None) is not None:
@@ -339,13 +480,12 @@ def _key_of(peer: bytes) -> Key:
     return name, int(incarnation) if incarnation.isdecimal() else 0
 
 
+def _identity(name: str, incarnation: int) -> bytes:
+    return str(Holder(name, incarnation)).encode()
+
+
 def _outline(node: NodeStatus) -> dict[str, Any]:
     """Return who is below whom, in the order of the spec."""
     if not node.is_supervisor:
         return {"name": node.name}
     return {"name": node.name, "children": [_outline(child) for child in node.children]}
-
-
-def _last_line(text: str) -> str:
-    lines = text.rstrip().splitlines()
-    return lines[-1][:400] if lines else ""

@@ -84,6 +84,11 @@ def test_an_error_keeps_its_type_its_text_and_its_traceback_and_the_actor_lives(
     assert counter.ask(Counter.add, 1).result() == 6
 
 
+def test_an_error_that_is_made_in_its_own_way_reaches_the_caller(counter):
+    with pytest.raises(MemoryError, match="too much"):
+        counter.ask(Counter.run_out_of_memory, "too much").result()
+
+
 def test_an_argument_of_another_type_is_refused_by_name(counter):
     with pytest.raises(CallRefused, match="Expected `int`, got `str`"):
         counter.ask(Counter.add, "four").result()

@@ -35,6 +35,15 @@ def test_words_are_counted_once_although_a_counter_dies(tmp_path):
 
 
 @pytest.mark.fault
+def test_a_program_decides_about_failures_itself(tmp_path):
+    out = run("embedded/stubborn.py", folder=tmp_path)
+    assert "job 7 done by incarnation 3" in out
+    assert "job 8 failed: MemoryError" in out
+    assert "job 9 failed: CallTimeout" in out  # it was left down
+    assert out.rstrip().endswith("worker#3 gone (exit code 1: MemoryError: job 8 is one too many)")
+
+
+@pytest.mark.fault
 def test_the_kill_demo_keeps_its_promises_on_a_tiny_model(tmp_path):
     """Invariants I2, I5 and I7 as its report states them."""
     out = run("kill_demo.py", "--tiny", "--steps", "10", folder=tmp_path)

@@ -32,6 +32,10 @@ class Counter(Actor):
         raise ValueError(text)
 
     @endpoint
+    def run_out_of_memory(self, text: str) -> None:
+        raise MemoryError(text)
+
+    @endpoint
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

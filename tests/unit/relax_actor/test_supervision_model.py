@@ -14,19 +14,31 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relax_actor.supervision.policy import (
     AddChild,
     CancelTimer,
+    Consult,
+    Decided,
+    Decision,
+    Dying,
     Exit,
     ExitKind,
+    Failed,
     Finished,
+    GangAbort,
     Gone,
     InitFailed,
     Kill,
     KillRequested,
+    LinkAdded,
+    Promote,
     Ready,
+    Regroup,
+    Released,
     RemoveChild,
     Report,
     ReportKind,
     SetTimer,
+    SpareReady,
     Spawn,
+    SpawnSpare,
     StartAll,
     Stop,
     StopRequested,
@@ -78,6 +90,8 @@ def children_of(draw: st.DrawFn, name: str, auto_shutdown: str) -> ChildSpec:
         shutdown_s=draw(st.sampled_from((0.0, 5.0))),
         start_timeout_s=10.0,
         significant=can_be_significant and draw(st.booleans()),
+        spares=draw(st.sampled_from((0, 0, 1, 2))),
+        gang=restart is not RestartType.TEMPORARY and draw(st.booleans()),
     )
 
 
@@ -86,15 +100,31 @@ class Process:
 
     def __init__(self, name: str, incarnation: int) -> None:
         self.name, self.incarnation = name, incarnation
-        self.is_ready = self.is_told = self.has_raised = False
+        self.is_ready = self.is_told = self.has_raised = self.has_failed = self.is_dying = False
+        self.aborting = self.epoch = 0
 
 
 class TreeMachine(RuleBasedStateMachine):
     """One run of one tree, from its start to its end."""
 
-    @initialize(spec=trees(), seed=st.integers(0, 9))
-    def start(self, spec: SupervisorSpec, seed: int) -> None:
-        self.policy = TreePolicy(spec, random.Random(seed))
+    @initialize(
+        spec=trees(),
+        seed=st.integers(0, 9),
+        consult_s=st.sampled_from((None, 3.0)),
+        stop_total_s=st.sampled_from((None, 7.0)),
+    )
+    def start(
+        self, spec: SupervisorSpec, seed: int, consult_s: float | None, stop_total_s: float | None
+    ) -> None:
+        self.policy = TreePolicy(spec, random.Random(seed), consult_s=consult_s, stop_total_s=stop_total_s)
+        self.spares: dict[str, bool] = {}  # and whether it is ready
+        self.dying_spares: set[str] = set()
+        self.questions: list[Consult] = []
+        self.asked: set[tuple[str, int]] = set()
+        self.epochs: dict[str, int] = defaultdict(int)
+        self.gangs: dict[str, str] = {}  # rank to gang
+        self.is_overdue = False
+        self.lost_hosts: dict[str, float] = {}  # supervisor to when it last counted a lost host
         self.now = 0.0
         self.alive: dict[str, Process] = {}
         self.incarnations: dict[str, int] = defaultdict(int)
@@ -168,8 +198,53 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(pick=st.randoms(use_true_random=False))
     def a_child_is_removed(self, pick: random.Random) -> None:
         name = pick.choice(list(self.alive))
-        self.permanent.discard(name)
-        self.send(RemoveChild(name=name))
+        ranks = [rank for rank, gang in self.gangs.items() if gang == self.gangs.get(name)]
+        self.permanent.difference_update([name, *ranks])
+        self.send(RemoveChild(name=self.gangs.get(name, name)))
+
+    @precondition(lambda self: self.alive)
+    @rule(pick=st.randoms(use_true_random=False), kind=st.sampled_from((ExitKind.HANG, ExitKind.OOM)))
+    def is_seen_to_fail(self, pick: random.Random, kind: ExitKind) -> None:
+        process = pick.choice(list(self.alive.values()))
+        process.has_failed = True
+        self.send(Failed(name=process.name, incarnation=process.incarnation, exit=Exit(kind=kind)))
+        assert process.is_told
+
+    @precondition(lambda self: self.alive)
+    @rule(pick=st.randoms(use_true_random=False))
+    def is_dying(self, pick: random.Random) -> None:
+        process = pick.choice(list(self.alive.values()))
+        process.is_dying = True
+        self.send(Dying(name=process.name, incarnation=process.incarnation))
+
+    @precondition(lambda self: any(process.aborting for process in self.alive.values()))
+    @rule(pick=st.randoms(use_true_random=False))
+    def leaves_its_collective(self, pick: random.Random) -> None:
+        self._release(pick.choice([process for process in self.alive.values() if process.aborting]))
+
+    @precondition(lambda self: self.questions)
+    @rule(decision=st.sampled_from((None, *Decision)))
+    def the_hook_answers(self, decision: Decision | None) -> None:
+        question = self.questions.pop()
+        if decision is Decision.IGNORE:
+            self.permanent.discard(question.name)
+        self.send(Decided(name=question.name, incarnation=question.incarnation, decision=decision))
+
+    @precondition(lambda self: self.spares)
+    @rule(pick=st.randoms(use_true_random=False))
+    def a_spare_is_ready(self, pick: random.Random) -> None:
+        self._make_spare_ready(pick.choice(list(self.spares)))
+
+    @precondition(lambda self: self.spares)
+    @rule(pick=st.randoms(use_true_random=False))
+    def a_spare_is_lost(self, pick: random.Random) -> None:
+        self._lose_spare(pick.choice(list(self.spares)))
+
+    @precondition(lambda self: len(self.alive) > 1)
+    @rule(pick=st.randoms(use_true_random=False))
+    def two_are_linked(self, pick: random.Random) -> None:
+        a, b = pick.sample(list(self.alive), 2)
+        self.send(LinkAdded(a=a, b=b))
 
     @rule()
     def all_goes_quiet(self) -> None:
@@ -209,6 +284,15 @@ class TreeMachine(RuleBasedStateMachine):
             starting = {"starting", "ready", "stopping"}
             seen = {status.name for status in _leaves(self.policy.snapshot()) if status.state in starting}
             assert seen == self.alive.keys()
+            spares = {name for status in _all(self.policy.snapshot()) for name in status.spares}
+            assert self.finished or spares == self.spares.keys()
+
+    @invariant()
+    def ranks_that_met_met_under_one_epoch(self) -> None:
+        if hasattr(self, "policy"):
+            for process in self.alive.values():
+                gang = self.gangs.get(process.name)
+                assert gang is None or process.epoch <= self.epochs[gang]
 
     # -- what the policy orders -----------------------------------------------------------------------
 
@@ -217,10 +301,28 @@ class TreeMachine(RuleBasedStateMachine):
             assert not self.finished, "something is ordered after the end"
             self._obey(command)
 
-    def _obey(self, command) -> None:
+    def _obey(self, command) -> None:  # noqa: C901 - one case a command
         match command:
             case Spawn():
                 self._spawn(command)
+            case SpawnSpare():
+                assert not self.stop_requested
+                assert command.name not in self.spares
+                self.spares[command.name] = False
+            case Promote():
+                assert self.spares.pop(command.spare), "a spare takes over before it is ready"
+                assert command.spare not in self.dying_spares
+                self._spawn(command)
+            case Kill() if command.name in self.spares:
+                assert command.name not in self.dying_spares
+                self.dying_spares.add(command.name)
+            case GangAbort() | Regroup():
+                self._order_rank(command)
+            case Consult():
+                assert (command.name, command.incarnation) not in self.asked, "asked twice"
+                assert not command.exit.is_normal
+                self.asked.add((command.name, command.incarnation))
+                self.questions.append(command)
             case Stop():
                 self._tell(command)
                 process = self.alive[command.name]
@@ -240,9 +342,25 @@ class TreeMachine(RuleBasedStateMachine):
             case Finished():
                 assert not self.alive
                 assert not self.timers
+                assert not self.spares
                 self.finished.append(command)
 
-    def _spawn(self, command: Spawn) -> None:
+    def _order_rank(self, command: GangAbort | Regroup) -> None:
+        process = self.alive[command.name]
+        assert (process.incarnation, process.is_ready) == (command.incarnation, True)
+        gang = self.gangs[command.name]
+        if isinstance(command, GangAbort):
+            assert command.epoch == process.epoch == self.epochs[gang]
+            process.aborting = command.epoch
+            return
+        assert not process.is_dying
+        assert not process.aborting, "regrouped while it is in an aborted collective"
+        assert command.epoch == self.epochs[gang] + (command.rank == 0 or self.epochs[gang] == 0)
+        process.epoch = self.epochs[gang] = command.epoch
+        met = [each for each in self.alive.values() if self.gangs.get(each.name) == gang]
+        assert len(met) == command.size
+
+    def _spawn(self, command: Spawn | Promote) -> None:
         assert command.name not in self.alive, "two incarnations at once"
         assert not self.stop_requested, "started after a stop was asked for"
         self.incarnations[command.name] += 1
@@ -255,6 +373,7 @@ class TreeMachine(RuleBasedStateMachine):
         process = self.alive[command.name]
         assert command.incarnation == process.incarnation
         is_told_in_turn = not process.is_told and command.name not in self.coming_down
+        is_told_in_turn = is_told_in_turn and not (process.has_failed or process.aborting or self.is_overdue)
         if (
             self.stop_requested
             and is_told_in_turn
@@ -268,8 +387,10 @@ class TreeMachine(RuleBasedStateMachine):
         match report.kind:
             case ReportKind.CHILD_RESTARTING:
                 self._forget_restarts(fields["child"], *fields["also"])
-                self._count_restart(fields["child"])
+                self._count_restart(fields["child"], fields["reason"])
                 self._note_coming_down(*fields["also"])
+            case ReportKind.STOP_OVERDUE:
+                self.is_overdue = True
             case ReportKind.ESCALATED | ReportKind.SUPERVISOR_STOPPING:
                 self._note_coming_down(fields["supervisor"])
             case ReportKind.CHILD_REFUSED:
@@ -286,8 +407,13 @@ class TreeMachine(RuleBasedStateMachine):
             for name in self.restarts.keys() & self._supervisors_within(child):
                 del self.restarts[name]
 
-    def _count_restart(self, child: str) -> None:
+    def _count_restart(self, child: str, reason: str) -> None:
         supervisor = self.parents[child]
+        if reason == "host lost":
+            since_s = self.now - self.lost_hosts.get(supervisor.id, -100.0)
+            if since_s <= 1.0 and self.restarts[supervisor.id]:
+                return
+            self.lost_hosts[supervisor.id] = self.now
         times_s = self.restarts[supervisor.id]
         times_s.append(self.now)
         recent = [at_s for at_s in times_s if at_s >= self.now - supervisor.intensity.within_s]
@@ -313,6 +439,8 @@ class TreeMachine(RuleBasedStateMachine):
         names, position = actor_names(child), len(self.slots)
         for name in names:
             self.slots[name] = position
+            if child.gang:
+                self.gangs[name] = child.id
             self.parents[name] = parent
         for each in (child, parent, *above):
             self.below[each.id].update(names)
@@ -325,14 +453,47 @@ class TreeMachine(RuleBasedStateMachine):
         del self.alive[process.name]
         self.send(Gone(name=process.name, incarnation=process.incarnation, exit=exit_))
 
+    def _release(self, process: Process) -> None:
+        epoch, process.aborting = process.aborting, 0
+        self.send(Released(name=process.name, incarnation=process.incarnation, epoch=epoch))
+
+    def _make_spare_ready(self, name: str) -> None:
+        if name not in self.dying_spares:
+            self.spares[name] = True
+        self.send(SpareReady(name=name))
+
+    def _lose_spare(self, name: str) -> None:
+        del self.spares[name]
+        self.dying_spares.discard(name)
+        self.send(Gone(name=name, incarnation=1, exit=Exit(kind=ExitKind.SIGNAL, signal=9)))
+
     def _let_something_happen(self) -> bool:
+        if self.questions:
+            self.the_hook_answers(None)
+            return True
+        for name in self.spares:
+            if name in self.dying_spares:
+                self._lose_spare(name)
+                return True
+            if not self.spares[name]:
+                self._make_spare_ready(name)
+                return True
+        return self._let_a_process_go_on() or self._let_time_pass()
+
+    def _let_a_process_go_on(self) -> bool:
         for process in list(self.alive.values()):
-            if process.is_told or process.has_raised:
+            if process.is_told or process.has_raised or process.is_dying:
                 self._die(process, Exit(kind=ExitKind.STOPPED))
                 return True
             if not process.is_ready:
                 self._become_ready(process)
                 return True
+            if process.aborting:
+                self._release(process)
+                return True
+        return False
+
+    def _let_time_pass(self) -> bool:
         if self.timers:
             self.next_timer_fires()
             return True
@@ -342,6 +503,10 @@ class TreeMachine(RuleBasedStateMachine):
         root = self.policy.snapshot()
         assert all(status.state in ENDED_OR_READY for status in _all(root))
         assert self.permanent <= self.alive.keys()
+        for gang in {self.gangs[name] for name in self.permanent & self.gangs.keys()}:
+            ranks = [name for name in self.gangs if self.gangs[name] == gang]
+            if self.permanent.issuperset(ranks):
+                assert {self.alive[name].epoch for name in ranks} == {self.epochs[gang]}
 
 
 def _all(status):

@@ -3,32 +3,34 @@
 A docstring here is a sentence of that page, word for word; `test_supervision_states.py` compares the two.
 """
 
-import random
-from dataclasses import dataclass, field
-
 import pytest
+from supervision_play import (
+    BUG,
+    NORMAL,
+    SIGKILL,
+    STEADY,
+    STOPPED,
+    abc,
+    child,
+    play,
+    running,
+    tree,
+)
 
 from relax_actor.supervision.policy import (
     AddChild,
-    CancelTimer,
     Exit,
     ExitKind,
     Finished,
     Gone,
     InitFailed,
-    Kill,
     KillRequested,
     Ready,
     RemoveChild,
-    Report,
     ReportKind,
-    SetTimer,
-    Spawn,
     StartAll,
-    Stop,
     StopRequested,
     TimerFired,
-    TreePolicy,
 )
 from relax_actor.supervision.spec import (
     Backoff,
@@ -37,134 +39,8 @@ from relax_actor.supervision.spec import (
     RestartType,
     SpecError,
     Strategy,
-    SupervisorSpec,
 )
 from relax_actor.supervision.states import ChildState
-
-SIGKILL = Exit(kind=ExitKind.SIGNAL, signal=9)
-NORMAL = Exit(kind=ExitKind.NORMAL, code=0)
-STOPPED = Exit(kind=ExitKind.STOPPED, code=0)
-BUG = Exit(kind=ExitKind.ERROR, code=1, detail="ValueError: bad row")
-STEADY = Backoff(base_s=1.0, cap_s=8.0, reset_after_s=100.0, jitter_frac=0.0)
-
-
-@dataclass
-class Play:
-    """The world around one policy: obeys its commands, keeps its timers, and writes down what it did."""
-
-    policy: TreePolicy
-    now: float = 0.0
-    said: list[str] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
-    timers: dict[str, float] = field(default_factory=dict)
-    alive: dict[str, int] = field(default_factory=dict)
-    finished: Finished | None = None
-
-    def send(self, event) -> "Play":
-        for command in self.policy.handle(event, self.now):
-            self._obey(command)
-        return self
-
-    def start(self) -> list[str]:
-        return self.send(StartAll()).new()
-
-    def ready(self, *names: str) -> list[str]:
-        for name in names:
-            self.send(Ready(name=name, incarnation=self.alive[name]))
-        return self.new()
-
-    def die(self, name: str, exit_: Exit = SIGKILL) -> list[str]:
-        return self.send(Gone(name=name, incarnation=self.alive.pop(name), exit=exit_)).new()
-
-    def raise_in_init(self, name: str, error: str = "ValueError: bad row") -> list[str]:
-        self.send(InitFailed(name=name, incarnation=self.alive[name], error=error))
-        self.new()
-        return self.die(name, Exit(kind=ExitKind.ERROR, code=1))
-
-    def stop(self, reason: str = "SIGINT") -> list[str]:
-        return self.send(StopRequested(reason=reason)).new()
-
-    def wait(self, seconds: float) -> list[str]:
-        end_s = self.now + seconds
-        while self.timers and min(self.timers.values()) <= end_s:
-            timer = min(self.timers, key=self.timers.__getitem__)
-            self.now = self.timers.pop(timer)
-            self.send(TimerFired(timer=timer))
-        self.now = end_s
-        return self.new()
-
-    def new(self) -> list[str]:
-        said, self.said = self.said, []
-        return said
-
-    def start_all_ready(self) -> "Play":
-        self.start()
-        return self.make_ready()
-
-    def make_ready(self) -> "Play":
-        starting = [name for name, state in self.states().items() if state is ChildState.STARTING]
-        while starting:
-            self.ready(*starting)
-            starting = [name for name, state in self.states().items() if state is ChildState.STARTING]
-        return self
-
-    def states(self) -> dict[str, ChildState]:
-        return dict(_actors(self.policy.snapshot()))
-
-    def delay_s(self) -> float:
-        (delay_s,) = (at_s - self.now for timer, at_s in self.timers.items() if timer.endswith(":backoff"))
-        return delay_s
-
-    def reported(self, kind: ReportKind) -> list[dict]:
-        return [report.fields for report in self.reports if report.kind is kind]
-
-    def _obey(self, command) -> None:
-        match command:
-            case Spawn():
-                assert command.name not in self.alive
-                self.alive[command.name] = command.incarnation
-                self.said.append(f"spawn {command.name}#{command.incarnation}")
-            case Stop() | Kill():
-                self.said.append(f"{type(command).__name__.lower()} {command.name}#{command.incarnation}")
-            case SetTimer():
-                self.timers[command.timer] = self.now + command.delay_s
-            case CancelTimer():
-                del self.timers[command.timer]
-            case Report():
-                self.reports.append(command)
-            case Finished():
-                assert self.finished is None
-                assert not self.timers
-                self.finished = command
-                self.said.append(f"finished {command.outcome}")
-
-
-def _actors(status):
-    if not status.is_supervisor:
-        yield status.name, status.state
-    for child in status.children:
-        yield from _actors(child)
-
-
-def child(name: str, **options) -> ChildSpec:
-    return ChildSpec(id=name, actor="roles:Any", **options)
-
-
-def abc(**options) -> tuple[ChildSpec, ...]:
-    return tuple(child(name, **options) for name in "abc")
-
-
-def tree(*children, name: str = "run", **options) -> SupervisorSpec:
-    return SupervisorSpec(id=name, children=children, **{"backoff": STEADY, **options})
-
-
-def play(*children, **options) -> Play:
-    return Play(TreePolicy(tree(*children, **options), random.Random(0)))
-
-
-def running(*children, **options) -> Play:
-    return play(*children, **options).start_all_ready()
-
 
 # -- start and stop ---------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from relax_actor.supervision import states
 from relax_actor.supervision.states import ALIVE, TABLE, ChildState, IllegalMoveError, Trigger
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "supervision.md"
-EXAMPLES = Path(__file__).with_name("test_supervision_policy.py")
+EXAMPLES = [Path(__file__).with_name(f"test_supervision_{part}.py") for part in ("policy", "faults")]
 
 
 @pytest.mark.parametrize("state", ChildState)
@@ -50,7 +50,8 @@ def test_every_sentence_of_the_page_has_a_test() -> None:
     """A promise of the page is the docstring of a test, and every such docstring is on the page."""
     tests = {
         node.name: ast.get_docstring(node)
-        for node in ast.parse(EXAMPLES.read_text()).body
+        for examples in EXAMPLES
+        for node in ast.parse(examples.read_text()).body
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
     }
     page = PAGE.read_text()

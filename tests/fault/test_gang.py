@@ -1,0 +1,123 @@
+"""A gang: one rank dies inside a collective, the others abort, keep their memory and meet again."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+from supervised_actors import Rank
+
+from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
+from relax_actor.errors import ActorDied, GangAborted
+from relax_actor.telemetry import read_events
+
+QUICK = Backoff(base_s=0.01, cap_s=0.05)
+RANKS = 8 if (os.cpu_count() or 1) > 2 else 4
+ABORT_S = 2.0
+
+
+def gang(**options):
+    rank = ChildSpec(
+        **{
+            "id": "rank",
+            "actor": Rank,
+            "replicas": RANKS,
+            "gang": True,
+            "zygote": "torch",
+            "shutdown_s": 2.0,
+            **options,
+        }
+    )
+    return SupervisorSpec(id="root", backoff=QUICK, intensity=Intensity(restarts=9), children=(rank,))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    zygotes = {"default": (), "torch": ("torch",)}
+    with Supervisor(gang(), run_dir=tmp_path, zygotes=zygotes) as tree:
+        yield tree
+
+
+def refs_of(tree):
+    return [tree.ref(f"rank/{rank}", Rank).within(60) for rank in range(RANKS)]
+
+
+def sums(refs):
+    return [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]]
+
+
+def places(refs):
+    return [reply.result() for reply in [ref.ask(Rank.where) for ref in refs]]
+
+
+def events_of(tree, kind):
+    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
+
+
+def await_groups(tree, groups):
+    deadline = time.monotonic() + 20
+    while len(events_of(tree, "gang_formed")) < groups:
+        assert time.monotonic() < deadline, "the gang was not formed in time"
+        time.sleep(0.02)
+
+
+TOTAL = RANKS * (RANKS + 1) // 2
+
+
+@pytest.mark.fault
+def test_a_rank_killed_inside_an_all_reduce_costs_one_process(tree):
+    refs = refs_of(tree)
+    assert sums(refs) == [TOTAL] * RANKS
+    before = places(refs)
+
+    replies = [ref.ask(Rank.sum_for_ever) for ref in refs]
+    time.sleep(0.5)  # all of them are at it
+    os.kill(tree.pid(f"rank/{RANKS - 1}"), signal.SIGKILL)
+    killed_at = time.monotonic()
+    errors = [reply.exception() for reply in replies]
+    took_s = time.monotonic() - killed_at
+
+    assert [type(error).__name__ for error in errors[:-1]] == ["GangAborted"] * (RANKS - 1)
+    assert all(isinstance(error, GangAborted) for error in errors[:-1])
+    assert isinstance(errors[-1], ActorDied)
+    assert took_s < ABORT_S
+
+    assert sums(refs) == [TOTAL] * RANKS  # waits for the next group
+    after = places(refs)
+    assert [pid for pid, _, _ in after[:-1]] == [pid for pid, _, _ in before[:-1]]
+    assert [memory for _, _, memory in after] == [100] * (RANKS - 1) + [200]
+    assert {epoch for _, epoch, _ in after} == {2}
+    assert [event["epoch"] for event in events_of(tree, "gang_formed")] == [1, 2]
+    (aborted,) = events_of(tree, "gang_aborted")
+    assert aborted["child"] == f"rank/{RANKS - 1}"
+    assert len(aborted["survivors"]) == RANKS - 1
+
+
+@pytest.mark.fault
+def test_a_survivor_that_does_not_leave_the_collective_is_killed_and_replaced(tmp_path):
+    zygotes = {"default": (), "torch": ("torch",)}
+    with Supervisor(gang(abort_grace_s=0.5), run_dir=tmp_path, zygotes=zygotes) as tree:
+        refs = refs_of(tree)
+        assert sums(refs) == [TOTAL] * RANKS
+        before = places(refs)
+        stuck = psutil.Process(tree.pid("rank/0"))
+        stuck.suspend()
+        os.kill(tree.pid("rank/1"), signal.SIGKILL)
+        await_groups(tree, 2)
+        assert sums(refs[2:] + refs[:2]) == [TOTAL] * RANKS
+        after = places(refs)
+        pairs = zip(before, after, strict=True)
+        assert [old[0] == new[0] for old, new in pairs] == [False, False] + [True] * (RANKS - 2)
+        assert len(events_of(tree, "child_restarting")) == 1  # the other's end was part of the same failure
+
+
+@pytest.mark.fault
+def test_ranks_lost_again_and_again_never_meet_under_an_old_epoch(tree):
+    refs = refs_of(tree)
+    for round_ in range(3):
+        assert sums(refs) == [TOTAL] * RANKS
+        os.kill(tree.pid(f"rank/{round_ % RANKS}"), signal.SIGKILL)
+        await_groups(tree, round_ + 2)
+    assert sums(refs) == [TOTAL] * RANKS
+    assert [event["epoch"] for event in events_of(tree, "gang_formed")] == [1, 2, 3, 4]
