@@ -7,7 +7,16 @@ from relax_actor._neighbours import claim
 
 claim("transport")
 
-from relax_actor.actor import Actor, Context, Ref, Reply, endpoint  # noqa: E402 - after `transport` is ours
+from relax_actor.actor import (  # noqa: E402 - after `transport` is ours
+    Actor,
+    Context,
+    Ref,
+    Reply,
+    endpoint,
+    gather,
+    gather_all,
+    stream,
+)
 from relax_actor.supervision.events import Decision  # noqa: E402
 from relax_actor.supervision.hook import Failure  # noqa: E402
 from relax_actor.supervision.spec import (  # noqa: E402
@@ -37,4 +46,7 @@ __all__ = [
     "Supervisor",
     "SupervisorSpec",
     "endpoint",
+    "gather",
+    "gather_all",
+    "stream",
 ]

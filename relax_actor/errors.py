@@ -1,6 +1,8 @@
 """What can go wrong in actors and in the loop. Facts are attributes; the text is built from them."""
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Self
 
 
 class RelaxError(Exception):
@@ -92,6 +94,23 @@ class CallRefused(ActorError):  # noqa: N818 - as above
     """The callee would not start the method: unknown, expired, or addressed to an older incarnation."""
 
 
+class DeadlockError(ActorError):
+    """Actors wait for one another in a circle: each one's main thread is in `.result()`.
+
+    Args:
+        chain: the names, from who learned of it round to itself.
+    """
+
+    executed = Executed.MAYBE
+
+    def __init__(self, chain: tuple[str, ...]) -> None:
+        self.chain = chain
+        super().__init__(
+            f"actors wait for one another: {' -> '.join(chain)}"
+            "\n\nhint: await the reply in an async endpoint, which keeps the mailbox open"
+        )
+
+
 class SerializationError(ActorError, TypeError):
     """An argument or a result is not plain data, a typed record or an array."""
 
@@ -113,3 +132,32 @@ class GangAborted(ActorError):  # noqa: N818 - as above
 
 class StartFailed(ActorError):  # noqa: N818 - as above
     """The tree could not be started, or a child of it."""
+
+
+class MeshError(ExceptionGroup[Exception], ActorError):
+    """Some of several actors that were asked the same failed; one error for all that failed alike.
+
+    Attributes:
+        ranks: for each of `exceptions`, which of the refs failed so, by their positions.
+        earliest: the position of the ref that was heard to fail first.
+    """
+
+    executed = Executed.MAYBE
+    ranks: tuple[tuple[int, ...], ...]
+    earliest: int
+
+    def __new__(cls, message: str, errors: Sequence[Exception], ranks: Sequence[Sequence[int]]) -> Self:
+        """Group errors, earliest first, each with the ranks it stands for."""
+        group = super().__new__(cls, message, errors)
+        group.ranks = tuple(tuple(sorted(each)) for each in ranks)
+        group.earliest = ranks[0][0]
+        return group
+
+    def __init__(self, *_args: object) -> None:
+        """Everything was done by `__new__`, as in every exception group."""
+
+    def derive(self, errors: Sequence[Exception]) -> "MeshError":  # type: ignore[override]  # no BaseException
+        """Keep the ranks of a part of the group; see `ExceptionGroup.derive`."""
+        ranks_of = {id(error): ranks for error, ranks in zip(self.exceptions, self.ranks, strict=True)}
+        ranks = [ranks_of.get(id(error), (self.earliest,)) for error in errors]
+        return MeshError(self.message, errors, ranks)

@@ -42,6 +42,7 @@ _NOT_MESSAGEPACK: Final = (
 )
 _NOT_PLAIN: Final = (ValueError, TypeError, OverflowError, RecursionError, BufferError)
 _DEEPEST_PATH: Final = 64
+_SCALARS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 
 _record_encoder: Final = msgspec.msgpack.Encoder()
 
@@ -89,6 +90,8 @@ def pack(value: Any) -> list[Frame]:
     Raises:
         CodecError: names the type that cannot be written and where in the value it is.
     """
+    if type(value) in _SCALARS:
+        return [pack_scalars(value)]
     writer = ArrayWriter()
 
     def replace(item: Any) -> Any:
@@ -99,6 +102,23 @@ def pack(value: Any) -> list[Frame]:
         return [_to_messagepack(value, replace), *writer.frames]
     except _NOT_PLAIN as error:
         raise _cannot_pack(value, error) from error
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether `pack_scalars` takes a value as it is, or as an item of a list or tuple."""
+    return type(value) in _SCALARS
+
+
+def pack_scalars(value: Any) -> bytes:
+    """Write what consists of scalars and of lists and tuples of them, as `pack` would, only sooner.
+
+    Raises:
+        CodecError: see `pack`.
+    """
+    try:
+        return _record_encoder.encode(value)
+    except (UnicodeEncodeError, OverflowError):
+        return _to_messagepack_or_refuse(value)
 
 
 def unpack(frames: Sequence[Frame]) -> Any:
@@ -120,6 +140,13 @@ def unpack(frames: Sequence[Frame]) -> Any:
     if reader.unread_frames:
         raise CodecError("message", f"has {reader.unread_frames} frames that no array asked for")
     return value
+
+
+def _to_messagepack_or_refuse(value: Any) -> bytes:
+    try:
+        return _to_messagepack(value, plain)
+    except _NOT_PLAIN as error:
+        raise _cannot_pack(value, error) from error
 
 
 def _encode_surrogates(record: msgspec.Struct) -> bytes:

@@ -170,6 +170,8 @@ def check_frames(frames: Frames, limits: Limits) -> list[int]:
     """
     if not frames:
         raise ValueError("a message has at least one frame")
+    if len(frames) == 1 and type(frames[0]) is bytes and len(frames[0]) <= limits.max_message_bytes:
+        return [len(frames[0])]
     sizes_bytes = [len(frame) if isinstance(frame, bytes) else _size_bytes(frame) for frame in frames]
     if sum(sizes_bytes) > limits.max_message_bytes:
         raise MessageTooLarge(sum(sizes_bytes), limits.max_message_bytes)

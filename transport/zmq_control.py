@@ -27,6 +27,7 @@ from transport.address import Address
 from transport.control import DEFAULT_LIMITS, Frames, Limits, OnReply, OnRequest, check_frames, check_identity
 from transport.errors import AddressError, ChannelClosed, ChannelFull, KeysError, PeerUnreachable
 from transport.security import CurveKeys, Gatekeeper
+from transport.zmq_hub import Hub, Watcher
 from transport.zmq_monitor import Monitor
 from transport.zmq_pump import Pump
 
@@ -41,15 +42,23 @@ _CURVE_OVERHEAD_BYTES: Final = 64
 class ZmqNetwork:
     """Listeners and channels over `ipc://` and `tcp://`, in one context.
 
-    Everything is used from the loop's thread only: ZeroMQ's sockets belong to one thread.
+    Everything is used from the loop's thread only: ZeroMQ's sockets belong to one thread. With a hub, any
+    thread that holds the hub's lock may connect, send and close channels, and callbacks run in `Hub.read`.
 
     Args:
         loop: who reads the sockets; none is the running loop.
         keys: of the run; without them there is no `tcp://`, since there is no insecure way.
+        hub: reads the sockets instead of the loop, which then only watches connections come and go.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, keys: CurveKeys | None = None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop | None = None,
+        keys: CurveKeys | None = None,
+        hub: Hub | None = None,
+    ) -> None:
         self._loop = loop or asyncio.get_running_loop()
+        self._reader: Watcher = hub or self._loop
         self._keys = keys
         self._context: zmq.Context[Any] = zmq.Context()
         self._context.max_sockets = _MAX_SOCKETS
@@ -71,7 +80,13 @@ class ZmqNetwork:
             self._gatekeeper = Gatekeeper(self._context, self._loop, self._keys)
         socket = self._socket(zmq.ROUTER, address, limits)
         listener = ZmqListener(
-            socket, address, on_message, loop=self._loop, limits=limits, on_close=self._open.discard
+            socket,
+            address,
+            on_message,
+            loop=self._loop,
+            reader=self._reader,
+            limits=limits,
+            on_close=self._open.discard,
         )
         self._open.add(listener)
         return listener
@@ -99,7 +114,7 @@ class ZmqNetwork:
         if identity is not None:
             socket.routing_id = identity
         channel = ZmqChannel(
-            socket, address, on_message, loop=self._loop, limits=limits, on_close=self._open.discard
+            socket, address, on_message, reader=self._reader, limits=limits, on_close=self._open.discard
         )
         self._open.add(channel)
         return channel
@@ -143,6 +158,7 @@ class ZmqListener:
         on_message: OnRequest,
         *,
         loop: asyncio.AbstractEventLoop,
+        reader: Watcher,
         limits: Limits,
         on_close: "Callable[[ZmqListener], None]",
     ) -> None:
@@ -155,7 +171,7 @@ class ZmqListener:
             socket.close(linger=0)
             raise
         self._socket = socket
-        self._pump = Pump(loop, socket, self._receive)
+        self._pump = Pump(reader, socket, self._receive, small_frames=2)
         self.oversized_messages = 0
         """Messages that were over the limit and not delivered; their sender has other limits."""
 
@@ -210,13 +226,13 @@ class ZmqChannel:
         address: Address,
         on_message: OnReply,
         *,
-        loop: asyncio.AbstractEventLoop,
+        reader: Watcher,
         limits: Limits,
         on_close: "Callable[[ZmqChannel], None]",
     ) -> None:
         self._address, self._limits, self._on_close = address, limits, on_close
         socket.connect(str(address))
-        self._pump = Pump(loop, socket, on_message)
+        self._pump = Pump(reader, socket, on_message)
 
     def send(self, frames: Frames) -> None:
         """Accept a message for the listener; see `transport.control.Channel.send`."""

@@ -9,13 +9,13 @@ not while it has messages, and any call on the socket may consume the change. So
 - whatever a callback raises, the rest is still read.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import zmq
 
 from transport.control import Frame
+from transport.zmq_hub import Watcher
 
 DRAIN_MESSAGES: Final = 100
 """How many messages are read before other callbacks of the loop have their turn."""
@@ -30,24 +30,31 @@ COPY_RECEIVE_BYTES: Final = 8 * 1024
 _LAST_FRAME: Final = int(zmq.NOBLOCK)
 _MORE_FRAMES: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
+_EVENTS: Final = int(zmq.EVENTS)
+_HAS_MORE: Final = int(zmq.RCVMORE)
 
 
 class Pump:
     """One socket, read by the loop from now on.
 
     Args:
-        loop: whose thread owns the socket.
+        loop: who reads: the event loop whose thread owns the socket, or the hub whose lock guards it.
         socket: made, bound or connected by the caller; closed by `close`.
-        on_frames: called on the loop with all frames of each message.
+        on_frames: called by the reader with all frames of each message.
+        small_frames: how many frames every message has at least, and begins with, that are rarely large;
+            they are copied, which costs a fraction of what a view of libzmq's memory does.
     """
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        loop: Watcher,
         socket: "zmq.Socket[bytes]",
         on_frames: Callable[[list[memoryview]], None],
+        *,
+        small_frames: int = 1,
     ) -> None:
         self._loop, self._socket, self._on_frames = loop, socket, on_frames
+        self._small_frames = small_frames
         self._descriptor = socket.fileno()
         self._drain_is_due = False
         self.closed = False
@@ -61,12 +68,10 @@ class Pump:
             zmq.Again: the queue is full; nothing was sent.
             zmq.ZMQError: another refusal of the first frame; nothing was sent.
         """
-        last = len(frames) - 1
-        for index, frame in enumerate(frames):
-            size_bytes = len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
-            flags = _LAST_FRAME if index == last else _MORE_FRAMES
-            self._socket.send(frame, flags, copy=size_bytes < COPY_SEND_BYTES)
-        if not self._drain_is_due and int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
+        for frame in frames[:-1]:
+            self._socket.send(frame, _MORE_FRAMES, copy=_is_small(frame))
+        self._socket.send(frames[-1], _LAST_FRAME, copy=_is_small(frames[-1]))
+        if not self._drain_is_due and self._is_readable():
             self._schedule()
 
     def close(self) -> None:
@@ -84,23 +89,25 @@ class Pump:
 
     def _drain(self) -> None:
         self._drain_is_due = False
+        if self.closed:
+            return
         for _ in range(DRAIN_MESSAGES):
-            if self.closed:
-                return
             try:
                 frames = self._receive()
-            except zmq.Again:
+            except zmq.Again:  # somebody read it already, or it was another change of state
                 return
             self._deliver(frames)
-        if not self.closed:
-            self._schedule()
+            if self.closed or not self._is_readable():  # asked for, it costs half of what `Again` does
+                return
+        self._schedule()
+
+    def _is_readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)
 
     def _receive(self) -> list[memoryview]:
-        frame = self._socket.recv(_LAST_FRAME, copy=False)
-        frames = [_view_of(frame)]
-        while frame.more:
-            frame = self._socket.recv(_LAST_FRAME, copy=False)
-            frames.append(_view_of(frame))
+        frames = [memoryview(bytearray(self._socket.recv(_LAST_FRAME))) for _ in range(self._small_frames)]
+        while self._socket.getsockopt(_HAS_MORE):
+            frames.append(_view_of(self._socket.recv(_LAST_FRAME, copy=False)))
         return frames
 
     def _deliver(self, frames: list[memoryview]) -> None:
@@ -108,6 +115,10 @@ class Pump:
             self._on_frames(frames)
         except Exception as error:  # noqa: BLE001 - an unread rest would be stuck: no new edge comes for it
             self._loop.call_exception_handler({"message": "a message's callback failed", "exception": error})
+
+
+def _is_small(frame: Frame) -> bool:
+    return (len(frame) if type(frame) is bytes else memoryview(frame).nbytes) < COPY_SEND_BYTES
 
 
 def _view_of(frame: zmq.Frame) -> memoryview:

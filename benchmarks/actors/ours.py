@@ -19,6 +19,7 @@ from relax_actor import (
     SupervisorSpec,
     __version__,
     endpoint,
+    gather,
 )
 from relax_actor.supervision.spec import SpecError, actor_names
 
@@ -89,6 +90,10 @@ class Ours(Engine):
 
     async def call_within(self, timeout_s: float, actor: Ref[OurWork], method: str) -> Any:
         return self.submit(actor.within(timeout_s), method).result()
+
+    async def broadcast(self, actors: list[Ref[OurWork]], array: Any) -> list[int]:
+        """Ask all at once: the array is written once for all of them."""
+        return gather(actors, OurWork.consume, array).result()
 
     async def drop(self, actors: list[Ref[OurWork]]) -> None:
         for spec_id in {self._specs.pop(actor.name).id for actor in actors}:

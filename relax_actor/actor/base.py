@@ -96,6 +96,10 @@ class Host(Protocol):
         """Return a ref that follows restarts of `name`."""
         ...
 
+    def cancelled(self) -> bool:
+        """Whether the caller of the endpoint that runs has given up."""
+        ...
+
     @property
     def gang(self) -> Gang:
         """The collective group this actor is a rank of."""
@@ -127,6 +131,10 @@ class Context:
     def ref(self, name: str, actor: type[A]) -> "Ref[A]":
         """Return a ref to another actor; it is logical and follows restarts."""
         return self._host.ref(name, actor)
+
+    def cancelled(self) -> bool:
+        """Whether the caller of the synchronous endpoint that runs now has cancelled its call."""
+        return self._host.cancelled()
 
     @property
     def gang(self) -> Gang:

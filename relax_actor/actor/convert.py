@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 
+_PLAIN = frozenset({int, float, str, bytes, bool, dict, list})
+"""Types whose values are what they are; of their parts no type is promised."""
+
 
 class Signature:
     """An endpoint's parameter and return types, resolved once."""
@@ -17,6 +20,7 @@ class Signature:
         self.returns = hints.get("return", Any)
         self._signature = inspect.signature(method)
         self._hints = hints
+        self._positional = self._simple_hints()
 
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Convert received arguments to their annotated types.
@@ -25,10 +29,20 @@ class Signature:
             TypeError: the arguments do not fit the signature.
             msgspec.ValidationError: one has another type; says which, at `$.path`.
         """
+        if not kwargs and self._positional is not None and len(args) == len(self._positional):
+            return list(map(convert, args, self._positional)), kwargs
         bound = self._signature.bind(None, *args, **kwargs)  # None stands for self
         for name, value in bound.arguments.items():
             bound.arguments[name] = self._convert_parameter(name, value)
         return list(bound.args[1:]), bound.kwargs
+
+    def _simple_hints(self) -> tuple[Any, ...] | None:
+        """Return the types of all parameters where each may be passed by its position."""
+        parameters = list(self._signature.parameters.values())[1:]  # without self
+        simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if any(each.kind not in simple for each in parameters):
+            return None
+        return tuple(self._hints.get(each.name, Any) for each in parameters)
 
     def _convert_parameter(self, name: str, value: Any) -> Any:
         hint = self._hints.get(name, Any)
@@ -49,6 +63,8 @@ def signature_of(method: Callable[..., Any]) -> Signature:
 
 def convert(value: Any, hint: Any) -> Any:
     """Convert a value off the wire to `hint`; arrays and what msgspec does not know pass as they are."""
+    if type(value) is hint and hint in _PLAIN:
+        return value
     if hint is Any or hint is inspect.Parameter.empty or _is_array(value):
         return value
     try:

@@ -6,18 +6,31 @@ where neither is set.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from relax_actor.actor.base import EndpointOptions
-from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.courier import Courier
 from relax_actor.actor.gang import Gang
+from relax_actor.actor.mailbox import Incoming
 from relax_actor.actor.wire import Beat, Began, Ended
 from relax_actor.ids import Holder
 
 BEATS_PER_HANG = 4
 ANNOUNCE_S = 1.0
 """How long a limited method waits to be announced; a broken I/O thread must not keep it for ever."""
+
+
+class _Block(AbstractContextManager[None]):
+    """The block of `Duty.busy`; one for all, since it is entered for every message and step."""
+
+    def __init__(self, duty: "Duty") -> None:
+        self._duty = duty
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._duty.idle()
 
 
 class Duty:
@@ -34,6 +47,7 @@ class Duty:
         self._holder: Holder
         self._breaks: dict[int, int] = {}  # call to the gang's breaks when it began
         self._announced: set[int] = set()
+        self._block = _Block(self)
         self._done = 0
         self._doing = ""
         self._text = ""
@@ -66,15 +80,15 @@ class Duty:
         self._done += 1
         self._text = text
 
-    @contextmanager
-    def busy(self, doing: str) -> Iterator[None]:
+    def busy(self, doing: str) -> AbstractContextManager[None]:
         """Have the main thread busy with something until the block ends."""
         self._doing = doing
-        try:
-            yield
-        finally:
-            self._doing = ""
-            self._done += 1
+        return self._block
+
+    def idle(self) -> None:
+        """Note that the block ended."""
+        self._doing = ""
+        self._done += 1
 
     def _announce(self, call: int, method: str, limit_s: float) -> None:
         """Wait until the I/O thread has sent it: the method may take the GIL and never give it back."""

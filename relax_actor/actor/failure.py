@@ -8,6 +8,9 @@ import traceback
 from relax_actor.actor.wire import Failed
 from relax_actor.errors import ActorError, CallRefused, MailboxFull, RemoteError, SerializationError
 
+TEXT_CHARACTERS = 65_536
+"""What is told of a message and of a traceback."""
+
 _REFUSALS: dict[str, type[ActorError]] = {
     "refused": CallRefused,
     "full": MailboxFull,
@@ -39,7 +42,7 @@ def rebuild(actor: str, failed: Failed) -> ActorError:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error).encode("utf-8", "backslashreplace").decode()
+        return _bounded(str(error))
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
         return f"<its text raised {type(broken).__name__}>"
 
@@ -49,7 +52,16 @@ def _traceback(error: BaseException) -> str:
         text = "".join(traceback.format_exception(error))
     except Exception as broken:  # noqa: BLE001 - as above, for causes and notes
         text = f"<its traceback raised {type(broken).__name__}>"
-    return text.encode("utf-8", "backslashreplace").decode()[-65536:]
+    return _bounded(text)
+
+
+def _bounded(text: str) -> str:
+    """Keep both ends of a text that is too long: what it is, and where it was raised."""
+    surplus = len(text) - TEXT_CHARACTERS
+    if surplus > 0:
+        half = TEXT_CHARACTERS // 2
+        text = f"{text[:half]}\n... {surplus:,} characters left out ...\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _known_type(type_name: str) -> type[Exception] | None:
@@ -73,6 +85,7 @@ def _dual(original: type[Exception]) -> type[RemoteError]:
     if issubclass(original, RemoteError):
         return RemoteError
     try:
-        return type(original.__name__, (RemoteError, original), {"__str__": RemoteError.__str__})
+        names = {"__module__": original.__module__, "__qualname__": original.__qualname__}  # for the next hop
+        return type(original.__name__, (RemoteError, original), {"__str__": RemoteError.__str__} | names)
     except TypeError:
         return RemoteError

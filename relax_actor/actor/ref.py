@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
+from enum import StrEnum
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from relax_actor.actor.base import Actor, EndpointOptions, options_of
@@ -11,17 +12,88 @@ A = TypeVar("A", bound=Actor)
 R = TypeVar("R")
 P = ParamSpec("P")
 
+QUERY_TIMEOUT_S = 5.0
+_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})  # as in `concurrent.futures`
+
+
+class Waiter(Protocol):
+    """Who carries a reply; see `courier.Courier`."""
+
+    def wait_for(self, reply: "Reply[Any]", timeout_s: float | None) -> None:
+        """Return when the reply has ended, or after `timeout_s`."""
+        ...
+
+    def cancelled(self, reply: "Reply[Any]") -> None:
+        """Tell the callee that nobody waits any more."""
+        ...
+
 
 class Reply(Future[R], Generic[R]):
     """A call's answer to come: `.result()` in synchronous code, `await` in asynchronous code.
 
-    It always ends: by the result, an `ActorError`, or the caller's deadline. Cancelling it drops the
-    answer at once and never waits for the callee.
+    It always ends: by the result, an `ActorError`, or the caller's deadline. Cancelling it ends it at once;
+    the callee is told, and does not start the call, cancels its task, or goes on with `ctx.cancelled()` true.
+
+    Attributes:
+        call: the callee's name and the call's number, once it was sent.
     """
+
+    call: tuple[str, int] = ("", 0)
+    waiter: Waiter | None = None
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the answer and return it.
+
+        Args:
+            timeout: in seconds, beside the call's own deadline.
+
+        Raises:
+            TimeoutError: `timeout` passed; the call goes on.
+            DeadlockError: the callee waits, itself or through others, for this actor.
+        """
+        return super().result(self._wait(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end and return the error, if there was one; see `result`."""
+        return super().exception(self._wait(timeout))
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._state in _ENDED  # one read: no lock is needed for it
+
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """End the reply; one that was cancelled stays so. For its courier only."""
+        if self.set_running_or_notify_cancel():
+            if error is not None:
+                self.set_exception(error)
+            else:
+                self.set_result(value)
+
+    def cancel(self) -> bool:
+        """End the reply now, if it has not ended, and tell the callee."""
+        if self.done() or not super().cancel():
+            return self.cancelled()
+        if self.waiter is not None:
+            self.waiter.cancelled(self)
+        return True
 
     def __await__(self) -> Generator[Any, None, R]:
         """Wait on the running event loop."""
         return asyncio.wrap_future(self).__await__()
+
+    def _wait(self, timeout: float | None) -> float | None:
+        """Wait where the messages come in; return what is left of the time for who waits otherwise."""
+        if self.done() or self.waiter is None:
+            return timeout
+        self.waiter.wait_for(self, timeout)
+        return timeout if timeout is None else 0.0
+
+
+class OnFull(StrEnum):
+    """What `tell` does where the callee's mailbox has no room for it."""
+
+    WAIT = "wait"
+    RAISE = "raise"
 
 
 class Sender(Protocol):
@@ -31,14 +103,23 @@ class Sender(Protocol):
         self,
         name: str,
         method: Callable[..., Any],
-        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        payload: Any,
         *,
         timeout_s: float,
         options: EndpointOptions,
         pinned: int | None,
         wants_reply: bool,
+        only_now: bool,
     ) -> Reply[Any]:
         """Send a call from any thread."""
+        ...
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, writable: bool) -> Any:
+        """Make arguments ready to be sent."""
+        ...
+
+    def query(self, name: str, what: str, returns: Any, timeout_s: float) -> Reply[Any]:
+        """Ask the I/O thread of an actor; any thread."""
         ...
 
     def incarnation_of(self, name: str) -> int | None:
@@ -83,7 +164,8 @@ class Ref(Generic[A]):
     def ask(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Reply[Any]:
         """Send a call and return its reply.
 
-        `timeout_s=` among the keywords is the deadline of this call (`within` is the typed way).
+        `timeout_s=` among the keywords is the deadline of this call (`within` is the typed way). A call that
+        finds no room in the callee's mailbox waits for it within the deadline.
 
         Raises:
             TypeError: `method` is not an endpoint.
@@ -92,22 +174,86 @@ class Ref(Generic[A]):
         return self._send(method, args, kwargs, wants_reply=True)
 
     def tell(self, method: Callable[Concatenate[A, P], Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send a call and forget it; a failure is logged by the callee and counted."""
+        """Send a call and forget it; a failure is logged by the callee and counted.
+
+        `on_full="raise"` among the keywords refuses to wait for room in the callee's mailbox.
+
+        Raises:
+            MailboxFull: there is no room, also not among those that wait for it.
+        """
         self._send(method, args, kwargs, wants_reply=False)
+
+    def send_packed(self, method: Callable[..., Any], payload: Any, timeout_s: float | None) -> Reply[Any]:
+        """Send a call whose arguments were packed by `pack`; see `fanout`."""
+        options = _options(method)
+        return self._sender.ask(
+            self.name,
+            method,
+            payload,
+            timeout_s=timeout_s or self._timeout_s or options.timeout_s,
+            options=options,
+            pinned=self._pinned,
+            wants_reply=True,
+            only_now=False,
+        )
+
+    def pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make arguments ready to be sent to several actors."""
+        return self._sender.pack(args, kwargs, writable=False)
+
+    @property
+    def control(self) -> "Control":
+        """Questions that the actor's I/O thread answers, however busy its main thread is."""
+        return Control(self.name, self._sender, self._timeout_s or QUERY_TIMEOUT_S)
 
     def _send(
         self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, wants_reply: bool
     ) -> Reply[Any]:
-        options = options_of(method)
-        if options is None:
-            raise TypeError(f"{getattr(method, '__qualname__', method)} is not an @endpoint")
-        timeout_s = kwargs.pop("timeout_s", None) or self._timeout_s or options.timeout_s
+        options = _options(method)
+        timeout_s, only_now = None, False
+        if kwargs:
+            timeout_s = kwargs.pop("timeout_s", None)
+            only_now = not wants_reply and OnFull(kwargs.pop("on_full", OnFull.WAIT)) is OnFull.RAISE
         return self._sender.ask(
             self.name,
             method,
-            (args, kwargs),
-            timeout_s=timeout_s,
+            self._sender.pack(args, kwargs, writable=not options.idempotent),
+            timeout_s=timeout_s or self._timeout_s or options.timeout_s,
             options=options,
             pinned=self._pinned,
             wants_reply=wants_reply,
+            only_now=only_now,
         )
+
+
+class Control:
+    """See `Ref.control`. The actor's mailbox and main thread have no part in the answers."""
+
+    def __init__(self, name: str, sender: Sender, timeout_s: float) -> None:
+        self._name, self._sender, self._timeout_s = name, sender, timeout_s
+
+    def ping(self) -> Reply[int]:
+        """Ask for the actor's pid."""
+        return self._ask("ping", int)
+
+    def stack(self) -> Reply[str]:
+        """Ask for the stacks of all its threads, as text."""
+        return self._ask("stack", str)
+
+    def status(self) -> Reply[dict[str, Any]]:
+        """Ask what it does: method, seconds in it, mailbox, calls in flight, dead letters by reason."""
+        return self._ask("status", dict[str, Any])
+
+    def dead_letters(self) -> Reply[list[dict[str, str]]]:
+        """Ask for the last messages that were not carried out: reason, sender, method, detail."""
+        return self._ask("dead_letters", list[dict[str, str]])
+
+    def _ask(self, what: str, returns: Any) -> Reply[Any]:
+        return self._sender.query(self._name, what, returns, self._timeout_s)
+
+
+def _options(method: Callable[..., Any]) -> EndpointOptions:
+    options = options_of(method)
+    if options is None:
+        raise TypeError(f"{getattr(method, '__qualname__', method)} is not an @endpoint")
+    return options

@@ -1,20 +1,25 @@
 """The main thread of an actor process: constructor, messages one at a time, `step` in between, end.
 
-The courier's thread puts calls into a bounded mailbox; this thread takes them out in order. Asynchronous
+Calls are put into a bounded mailbox by whoever reads the sockets, which is this thread while it is idle (see
+`watch`), and taken out in order. Asynchronous
 endpoints run as tasks of this thread's event loop, so their awaits let other messages in; synchronous
 endpoints and `step` have the thread to themselves.
 """
 
 import asyncio
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
+import inspect
+import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +28,16 @@ import msgspec
 from relax_actor import faults
 from relax_actor.actor import failure
 from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
-from relax_actor.actor.convert import signature_of
-from relax_actor.actor.courier import Courier, Incoming
+from relax_actor.actor.convert import Signature, signature_of
+from relax_actor.actor.courier import Callee, Courier
 from relax_actor.actor.duty import Duty
 from relax_actor.actor.gang import Gang
 from relax_actor.actor.lines import HeadLine
+from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
 from relax_actor.actor.page import PageState, PageWriter
 from relax_actor.actor.ref import Ref
+from relax_actor.actor.threads import stacks_of_all_threads
+from relax_actor.actor.watch import RestingSelector
 from relax_actor.actor.wire import (
     Failed,
     GangAbort,
@@ -41,7 +49,6 @@ from relax_actor.actor.wire import (
     Record,
     Regroup,
     Released,
-    Result,
     SpareReady,
     Spawn,
     Stop,
@@ -56,9 +63,9 @@ from transport.errors import CodecError
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
 
-MAILBOX_MESSAGES = 1024
 LAST_WORDS_S = 0.05
 """How long a fatal error's own answer gets to leave the process before it ends."""
+
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
@@ -107,22 +114,35 @@ def _load_script(path: str) -> Any:
     return module
 
 
-class _Process:
+class _Endpoint(msgspec.Struct, frozen=True):
+    method: Callable[..., Any]
+    options: EndpointOptions
+    signature: Signature
+
+
+class _ArgumentsError(Exception):
+    """What came are not the method's arguments; the same error out of the method itself is its own."""
+
+
+class _Process(Callee):
     """One actor, its mailbox and its courier."""
 
     def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
         self._spawn = spawn
         self._holder = Holder(spawn.name, spawn.incarnation)
-        self._mailbox: deque[Incoming] = deque()
         self._gone: deque[PeerGone] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[tuple[bytes, int], tuple[asyncio.Task[None], Incoming]] = {}
         self._limits: dict[str, asyncio.Semaphore] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._running: Incoming | None = None
+        self._running_since = 0.0
         self._stop_reason = ""
         self._stopping = False
+        self._selector = RestingSelector()
         self._loop: asyncio.AbstractEventLoop
         self._ended: asyncio.Future[None]
         self._timer: asyncio.TimerHandle | None = None
-        self._turn_is_due = False
+        self._turn_is_due = self._reads_now = False
         self._actor: Actor
         self._promoted: asyncio.Future[Promote]
         self.gang = Gang()
@@ -133,22 +153,23 @@ class _Process:
             config.run_mark,
             Address.parse(spawn.address),
             head=Address.parse(config.head),
-            on_call=self._take,
+            callee=self,
             on_record=self._record,
-            on_reply=self.wake,
-            on_start=self._hold_page,
+            space=space,
             remote=Address.tcp(config.listen) if config.listen and config.keys else None,
             keys=CurveKeys.from_bytes(config.keys) if config.keys else None,
             head_line=HeadLine(config.epoch, spawn.incarnation, config.lease.renew_s)
             if config.is_remote
             else None,
         )
+        self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
     def run(self, arguments: dict[str, Any]) -> int:
-        return asyncio.run(self._run(arguments))
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(self._selector)) as runner:
+            return runner.run(self._run(arguments))
 
     async def _run(self, arguments: dict[str, Any]) -> int:
         self._loop = asyncio.get_running_loop()
@@ -162,11 +183,14 @@ class _Process:
             if self._spawn.is_spare:
                 await self._await_promotion()
             self._duty.start(self._holder)
+            self._read_while_idle()
             self._page.set_state(PageState.READY)
             self._courier.tell_head(self._ready())
             await self._serve()
             self._actor.on_stop(self._stop_reason)
         finally:
+            self._selector.watch = None
+            self._loop.remove_reader(self._courier.fileno())
             self._courier.stop()
             self._context.events.close()
         return 0
@@ -194,9 +218,22 @@ class _Process:
         events = self._context.events
         events.actor, events.incarnation = promoted.name, promoted.incarnation
         faults.arm(promoted.name, promoted.incarnation)
-        self._courier.run_soon(self._courier.rename, self._holder)
+        self._courier.rename(self._holder)
         self._courier.tell_head(Hello(name=promoted.name, incarnation=promoted.incarnation))
         self._actor.on_promoted()
+
+    def _read_while_idle(self) -> None:
+        self._loop.add_reader(self._courier.fileno(), self._read)
+        self._selector.watch = self._courier.watch
+
+    def _read(self) -> None:
+        self._reads_now = True  # a turn that becomes due in here needs no wake-up
+        try:
+            self._courier.read()
+        finally:
+            self._reads_now = False
+        if self._turn_is_due:
+            self._turn()
 
     async def _serve(self) -> None:
         self._turn()
@@ -249,11 +286,12 @@ class _Process:
     def _handle_waiting(self) -> None:
         while self._gone:
             gone = self._gone.popleft()
+            self._mailbox.forget(f"{gone.name}#{gone.incarnation}".encode())
             self._actor.on_peer_gone(gone.name, gone.incarnation, gone.reason)
         for _ in range(MESSAGES_BETWEEN_STEPS):
             if not self._mailbox or self._stopping or not self._may_work:
                 return
-            incoming = self._mailbox.popleft()
+            incoming = self._mailbox.take()
             with self._duty.busy(incoming.call.method):
                 self._handle(incoming)
 
@@ -269,53 +307,83 @@ class _Process:
 
     def _handle(self, incoming: Incoming) -> None:
         call = incoming.call
-        method = getattr(type(self._actor), call.method, None)
+        endpoint = self._endpoints.get(call.method) or self._find_endpoint(call.method)
+        if incoming.is_cancelled:
+            self._dead_letter(incoming, DeadReason.CANCELLED, "before it was started")
+        elif endpoint is None:
+            detail = f"{type(self._actor).__name__} has no endpoint {call.method!r}"
+            self._refuse(incoming, DeadReason.UNKNOWN, detail)
+        elif time.monotonic() >= incoming.expires:
+            self._refuse(incoming, DeadReason.EXPIRED, f"{call.method} waited longer than its caller does")
+        else:
+            self._running, self._running_since = incoming, time.monotonic()
+            self._start(incoming, endpoint)
+            self._running = None
+
+    def _find_endpoint(self, name: str) -> _Endpoint | None:
+        method = getattr(type(self._actor), name, None)
         options = options_of(method) if callable(method) else None
         if method is None or options is None:
-            self._refuse(incoming, f"{type(self._actor).__name__} has no endpoint {call.method!r}")
-        elif time.monotonic() >= incoming.expires:
-            self._refuse(incoming, f"{call.method} waited longer than its caller does")
-        else:
-            self._start(incoming, method, options)
+            return None
+        found = self._endpoints[name] = _Endpoint(method, options, signature_of(method))
+        return found
 
-    def _start(self, incoming: Incoming, method: Any, options: EndpointOptions) -> None:
+    def _start(self, incoming: Incoming, endpoint: _Endpoint) -> None:
         try:
-            arguments, keywords = codec.unpack(incoming.frames)
-            args, kwargs = signature_of(method).bind(arguments, keywords)
-            self._duty.begin(incoming, options)
-            call = incoming.call
-            self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
-            result = method(self._actor, *args, **kwargs)
-        except (CodecError, msgspec.ValidationError) as error:
-            self._refuse(incoming, f"{incoming.call.method}: {error}")
+            result = self._call(incoming, endpoint)
+        except _ArgumentsError as error:
+            self._refuse(incoming, DeadReason.ARGUMENTS, f"{incoming.call.method}: {error}")
         except Exception as error:  # noqa: BLE001 - a failed method fails its call, never the actor
             self._over(incoming)
             self._fail(incoming, error)
         else:
             if isinstance(result, Awaitable):
-                self._await(incoming, result, options)
+                self._await(incoming, result, endpoint.options)
             else:
                 self._over(incoming)
                 self._answer(incoming, result)
 
+    def _call(self, incoming: Incoming, endpoint: _Endpoint) -> Any:
+        """Run the method; what it does not keep of its arguments is free when this returns."""
+        try:
+            arguments, keywords = codec.unpack(incoming.frames)
+            args, kwargs = endpoint.signature.bind(arguments, keywords)
+        except (CodecError, msgspec.ValidationError) as error:
+            raise _ArgumentsError(str(error)) from error
+        incoming.frames = ()
+        del arguments, keywords
+        call = incoming.call
+        self._duty.begin(incoming, endpoint.options)
+        self._page.begin(call.sender, call.sender_incarnation, call.id, call.method)
+        return endpoint.method(self._actor, *args, **kwargs)
+
     def _await(self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions) -> None:
+        key = incoming.peer, incoming.call.id
         task = asyncio.ensure_future(self._finish_later(incoming, result, options))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[key] = task, incoming
+        task.add_done_callback(lambda _task: self._tasks.pop(key, None))
 
     async def _finish_later(
         self, incoming: Incoming, result: Awaitable[Any], options: EndpointOptions
     ) -> None:
         limit = self._limits.setdefault(incoming.call.method, asyncio.Semaphore(options.concurrency))
-        async with limit:
-            try:
+        try:
+            async with limit:
                 value = await result
-            except Exception as error:  # noqa: BLE001 - as above
-                self._over(incoming)
-                self._fail(incoming, error)
-            else:
                 self._over(incoming)
                 self._answer(incoming, value)
+        except asyncio.CancelledError:
+            self._over(incoming)
+            self._duty.end(incoming)
+            if incoming.is_cancelled:  # by its caller, and not because the process ends
+                self._dead_letter(incoming, DeadReason.CANCELLED, "while it was awaited")
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._over(incoming)
+            self._fail(incoming, error)
+        finally:
+            if inspect.iscoroutine(result):  # one that waited for its turn would be reported as never awaited
+                result.close()
 
     def _over(self, incoming: Incoming) -> None:
         call = incoming.call
@@ -326,19 +394,16 @@ class _Process:
             self._send_failure(incoming, self.gang.aborted())
             return
         try:
-            frames = codec.pack(value)
+            self._courier.respond(incoming, value)
         except CodecError as error:
             message = f"{incoming.call.method} returned what cannot be sent: {error}"
-            self._courier.respond(
-                incoming, Failed(id=incoming.call.id, kind="unserializable", message=message)
-            )
-        else:
-            self._courier.respond(incoming, Result(id=incoming.call.id), frames)
+            failed = Failed(id=incoming.call.id, kind="unserializable", message=message)
+            self._courier.refuse(incoming, failed)
 
-    def _refuse(self, incoming: Incoming, message: str) -> None:
+    def _refuse(self, incoming: Incoming, reason: DeadReason, detail: str) -> None:
         self._duty.end(incoming)
-        self._dead_letter(incoming, message)
-        self._courier.respond(incoming, Failed(id=incoming.call.id, kind="refused", message=message))
+        self._dead_letter(incoming, reason, detail)
+        self._courier.refuse(incoming, Failed(id=incoming.call.id, kind="refused", message=detail))
 
     def _fail(self, incoming: Incoming, error: Exception) -> None:
         if self._duty.end(incoming, error) and not isinstance(error, GangAborted):
@@ -353,16 +418,17 @@ class _Process:
     def _send_failure(self, incoming: Incoming, error: Exception) -> None:
         failed = failure.describe(incoming.call.id, error)
         if not incoming.call.wants_reply:
-            self._dead_letter(incoming, failed.traceback)
-        self._courier.respond(incoming, failed)
+            self._dead_letter(incoming, DeadReason.RAISED, failed.traceback)
+        self._courier.refuse(incoming, failed)
 
-    def _dead_letter(self, incoming: Incoming, reason: str) -> None:
+    def _dead_letter(self, incoming: Incoming, reason: DeadReason, detail: str) -> None:
         call = incoming.call
-        self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=reason)
+        self._courier.dead_letters.add(reason, call, detail)
+        self._context.events.emit("dead_letter", method=call.method, sender=call.sender, reason=detail)
 
-    # -- from the courier's thread --------------------------------------------------------------
+    # -- Callee: whoever reads the sockets ------------------------------------------------------
 
-    def _hold_page(self) -> None:
+    def started(self) -> None:
         self._page.hold()
         self._tick()
 
@@ -370,12 +436,54 @@ class _Process:
         self._page.tick(len(self._mailbox), len(self._tasks))
         self._courier.loop.call_later(TICK_S, self._tick)
 
-    def _take(self, incoming: Incoming) -> bool:
-        if len(self._mailbox) >= MAILBOX_MESSAGES:
-            return False
-        self._mailbox.append(incoming)
+    def take(self, incoming: Incoming) -> bool:
+        taken = self._mailbox.put(incoming)
         self.wake()
-        return True
+        return taken
+
+    def cancel(self, peer: bytes, call_id: int) -> None:
+        found = self._mailbox.find(peer, call_id) or self._running_call(peer, call_id)
+        if found is not None:
+            found.is_cancelled = True
+        elif (awaited := self._tasks.get((peer, call_id))) is not None:
+            task, incoming = awaited
+            incoming.is_cancelled = True
+            self._loop.call_soon_threadsafe(task.cancel)
+
+    def is_open(self, peer: bytes, call_id: int) -> bool:
+        waits = self._mailbox.find(peer, call_id) or self._running_call(peer, call_id)
+        return waits is not None or (peer, call_id) in self._tasks
+
+    def answer(self, what: str) -> Any:
+        answers: dict[str, Callable[[], Any]] = {
+            "ping": os.getpid,
+            "stack": stacks_of_all_threads,
+            "status": self._status,
+            "dead_letters": lambda: list(self._courier.dead_letters.last),
+        }
+        return answers[what]()
+
+    def reply_ended(self) -> None:
+        self.wake()
+
+    def main_ident(self) -> int | None:
+        return threading.main_thread().ident
+
+    def _running_call(self, peer: bytes, call_id: int) -> Incoming | None:
+        running = self._running
+        same = running is not None and running.call.id == call_id and running.peer == peer
+        return running if same else None
+
+    def _status(self) -> dict[str, Any]:
+        running = self._running
+        return {
+            "pid": os.getpid(),
+            "method": running.call.method if running else "",
+            "method_s": round(time.monotonic() - self._running_since, 3) if running else 0.0,
+            "mailbox_messages": len(self._mailbox),
+            "awaiting": len(self._tasks),
+            **self._courier.status(),
+        }
 
     def _record(self, _peer: bytes, record: Record, _frames: Frames) -> None:
         if isinstance(record, Stop):
@@ -423,7 +531,9 @@ class _Process:
     def wake(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
-            self._loop.call_soon_threadsafe(self._turn)
+            if not self._reads_now:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: there are no turns any more
+                    self._loop.call_soon_threadsafe(self._turn)
 
     def finish(self) -> None:
         self._stop("finished")
@@ -431,6 +541,9 @@ class _Process:
     def progress(self, text: str) -> None:
         self._page.progress(text)
         self._duty.progress(text)
+
+    def cancelled(self) -> bool:
+        return self._running is not None and self._running.is_cancelled
 
     def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
         del actor  # only tells the type checker whose endpoints these are

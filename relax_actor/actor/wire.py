@@ -1,8 +1,10 @@
 """The records of the control wire, in the order of an actor's life.
 
 head <-> node agent: spawn, spawned, kill, exited.  head <-> actor: ready, peers, stop.
-actor <-> actor: call, result, failed. The first frame of a message is one of these records; the frames
-after it are a packed value (`transport.codec.pack`): the arguments of a call, or its result.
+actor <-> actor: call, result, failed, and what keeps calls in bounds: credit, cancel, query, probe, released.
+The first frame of a message is one of these records. A packed value (`transport.codec.pack`), which is the
+arguments of a call or its result, is in the record's `body` where it is one small frame; otherwise its frames
+follow the record, without those that are in shared memory (`bulk`).
 """
 
 from typing import Any, cast
@@ -143,6 +145,15 @@ class Stop(Record, frozen=True, kw_only=True, tag="stop"):
     reason: str
 
 
+class BulkRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where a frame of a message is, if not in the message."""
+
+    frame: int  # its place among the frames of the packed value
+    segment: str
+    nbytes: int
+    writable: bool  # nobody else reads it
+
+
 class Call(Record, frozen=True, kw_only=True, tag="call"):
     """Actor to actor: run this endpoint."""
 
@@ -154,12 +165,16 @@ class Call(Record, frozen=True, kw_only=True, tag="call"):
     to_incarnation: int
     budget_s: float  # what is left of the caller's deadline; clocks of two hosts are never compared
     wants_reply: bool = True
+    body: bytes = b""
+    bulk: tuple[BulkRef, ...] = ()
 
 
 class Result(Record, frozen=True, kw_only=True, tag="result"):
-    """Callee to caller: the packed result follows."""
+    """Callee to caller: the method returned."""
 
     id: int
+    body: bytes = b""
+    bulk: tuple[BulkRef, ...] = ()
 
 
 class Failed(Record, frozen=True, kw_only=True, tag="failed"):
@@ -285,6 +300,41 @@ class Regroup(Record, frozen=True, kw_only=True, tag="regroup"):
     rendezvous: str  # a torch `init_method`, fresh for each epoch
 
 
+class Credit(Record, frozen=True, kw_only=True, tag="credit"):
+    """Callee to caller: so much of what it sent has left the mailbox."""
+
+    messages: int
+    bytes: int
+
+
+class Cancel(Record, frozen=True, kw_only=True, tag="cancel"):
+    """Caller to callee: nobody waits for this call any more."""
+
+    id: int
+
+
+class Query(Record, frozen=True, kw_only=True, tag="query"):
+    """Caller to callee: a question its I/O thread answers, however busy its main thread is."""
+
+    id: int
+    what: str  # a `QueryKind`
+
+
+class Probe(Record, frozen=True, kw_only=True, tag="probe"):
+    """Along a chain of waits: whoever waits in `call_id` for the receiver is waited for by all of `chain`."""
+
+    origin: str  # name#incarnation
+    wait_id: int  # the call of origin that it waits for
+    call_id: int  # the call of the last in the chain to the receiver
+    chain: tuple[str, ...]  # names, origin first
+
+
+class Unmapped(Record, frozen=True, kw_only=True, tag="unmapped"):
+    """Receiver to owner: these segments are not looked at any more; one entry for each use."""
+
+    segments: tuple[str, ...]
+
+
 AnyRecord = (
     AgentReady
     | Spawned
@@ -312,7 +362,14 @@ AnyRecord = (
     | GangAbort
     | Released
     | Regroup
+    | Credit
+    | Cancel
+    | Query
+    | Probe
+    | Unmapped
 )
+
+_decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))
 
 
 def decode(frame: Frame) -> AnyRecord:
@@ -321,4 +378,7 @@ def decode(frame: Frame) -> AnyRecord:
     Raises:
         CodecError: it is none of these records.
     """
-    return cast(AnyRecord, codec.decode(cast(Any, AnyRecord), frame))
+    try:
+        return _decoder.decode(frame)
+    except (msgspec.DecodeError, RecursionError, MemoryError):
+        return cast(AnyRecord, codec.decode(cast(Any, AnyRecord), frame))  # surrogates, or the error's text

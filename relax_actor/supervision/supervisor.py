@@ -40,6 +40,7 @@ from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
 from transport.security import CurveKeys
+from transport.shm import ShmSpace
 
 A = TypeVar("A", bound=Actor)
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Supervisor:
             on_record=self._shell.heard,
             remote=Address.tcp(self._address) if self._address else None,
             keys=keys,
+            space=ShmSpace(self.run_id, self._shm_root),
         )
         self._courier.start()
         self._open = True

@@ -121,12 +121,8 @@ def test_a_call_that_still_waited_did_not_run(tree, mortal):
 
 
 def test_a_call_whose_answer_was_lost_is_known_to_have_run(tree, mortal):
-    mortal.tell(Mortal.keep_the_interpreter, 0.3)
-    answered = mortal.ask(Mortal.one)
-    hog = mortal.ask(Mortal.hold_the_interpreter_lock)
-    eventually(lambda: seen(tree).method == "hold_the_interpreter_lock")
-    os.kill(tree.pid("mortal"), signal.SIGKILL)
-    for reply, executed in ((answered, Executed.DONE), (hog, Executed.MAYBE)):
+    lost, queued = mortal.ask(Mortal.die_of_the_answer), mortal.ask(Mortal.one)
+    for reply, executed in ((lost, Executed.DONE), (queued, Executed.NO)):
         with pytest.raises(ActorDied) as caught:
             reply.result(20)
         assert caught.value.executed is executed

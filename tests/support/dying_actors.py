@@ -3,14 +3,24 @@
 import ctypes
 import mmap
 import os
+import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from relax_actor import Actor, endpoint
 
 SLEEPER = "import time; time.sleep(600)"
+
+
+class DeadlyPath(PurePosixPath):
+    """Kills whoever looks at it."""
+
+    def __fspath__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+        return ""
 
 
 class Mortal(Actor):
@@ -47,10 +57,9 @@ class Mortal(Actor):
         ctypes.PyDLL(None).sleep(600)
 
     @endpoint
-    def keep_the_interpreter(self, seconds: float) -> None:
-        """From the next message on, the I/O thread gets no turn between two messages."""
-        time.sleep(seconds)
-        sys.setswitchinterval(600)
+    def die_of_the_answer(self) -> Path:
+        """Return what kills this process when it is packed: the method is over, its answer is not sent."""
+        return DeadlyPath("answer")
 
     @endpoint
     def one(self) -> int:

@@ -1,0 +1,165 @@
+"""Who reads the sockets: the thread that waits anyway, or else the I/O thread.
+
+A message that the I/O thread reads for another thread costs two more thread switches than one which that
+thread reads itself. So whoever waits for messages (a program in `Reply.result`, an idle actor's main thread)
+reads the sockets as it wakes, and the I/O thread takes them over when nobody has been there for `CHECK_S`:
+a busy main thread delays a message, or a question to the I/O thread, by that much and no more.
+
+States. On duty: the I/O loop watches the hub. Off duty: somebody `rests` on the hub, or did a moment ago; a
+timer of the I/O loop looks after `CHECK_S` whether that is still so. While somebody rests and nothing
+happens there is no timer: whoever wakes from a rest starts it.
+"""
+
+import asyncio
+import os
+import select
+import selectors
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from transport.zmq_hub import Hub
+
+CHECK_S: Final = 0.002
+
+
+class Watch:
+    """Decides who reads.
+
+    Args:
+        loop: of the I/O thread.
+        hub: the sockets.
+        read: reads them and tells callers what their calls became; any thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, read: Callable[[], None]) -> None:
+        self._loop, self._hub, self._read = loop, hub, read
+        self._entrance = threading.Lock()
+        # The reader's own bell: another thread that reads would silence the hub's before the reader is awake.
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bed = select.epoll()
+        self._bed.register(self._bell, select.EPOLLIN)
+        self._bed.register(hub.fileno(), select.EPOLLIN)
+        self._reader: int | None = None  # ident of the thread in `wait_until`
+        self._others = 0  # threads that wait for a reply without reading
+        self._reader_rests = self._loop_rests = False
+        self._stirs = 0
+        self._on_duty = self._check_is_due = False
+        self._take_over()
+
+    def __del__(self) -> None:
+        self._bed.close()
+        os.close(self._bell)
+
+    # -- threads that wait ------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """Become the one who reads; False where somebody is, or where others wait without reading."""
+        with self._entrance:
+            if self._reader is not None or self._others:
+                self._others += 1
+                return False
+            self._reader = threading.get_ident()
+            return True
+
+    def leave(self, *, was_reader: bool) -> None:
+        """Stop waiting; call it after `enter`, whatever that returned."""
+        with self._entrance:
+            if not was_reader:
+                self._others -= 1
+                return
+            self._reader = None
+            hand_over = self._others > 0
+        if hand_over:
+            self._call_io(self._take_over)
+        else:
+            self.stir()
+
+    def rest(self, timeout_s: float | None) -> None:
+        """Wait for messages, at most so long, and read them; only after `enter` returned True."""
+        self._reader_rests = True
+        try:
+            if any(descriptor == self._bell for descriptor, _ in self._bed.poll(timeout_s)):
+                os.eventfd_read(self._bell)
+        finally:
+            self._reader_rests = False
+            self.stir()
+        self._read()
+
+    def wake_reader(self) -> None:
+        """Let the thread that rests look at its reply again, if it is another than this one."""
+        if self._reader not in (None, threading.get_ident()):
+            os.eventfd_write(self._bell, 1)
+
+    # -- an event loop that rests on the hub ----------------------------------------------------------
+
+    def fell_asleep(self) -> None:
+        """The loop waits; the hub is among what it waits for."""
+        self._loop_rests = True
+
+    def woke(self) -> None:
+        """The loop does something."""
+        self._loop_rests = False
+        self.stir()
+
+    # -- the I/O thread -------------------------------------------------------------------------------
+
+    def stir(self) -> None:
+        """Somebody else reads, or stopped doing so: look soon whether it is still there."""
+        self._stirs += 1
+        if not self._check_is_due:
+            self._check_is_due = True
+            self._call_io(self._go_off_duty)
+
+    def stop(self) -> None:
+        """Watch nothing any more; I/O thread."""
+        if self._on_duty:
+            self._loop.remove_reader(self._hub.fileno())
+            self._on_duty = False
+
+    def _go_off_duty(self) -> None:
+        self.stop()
+        self._loop.call_later(CHECK_S, self._check, self._stirs)
+
+    def _check(self, stirs: int) -> None:
+        if self._others and self._reader is None:
+            self._check_is_due = False
+            self._take_over()
+        elif self._stirs != stirs:  # it comes and goes
+            self._loop.call_later(CHECK_S, self._check, self._stirs)
+        else:
+            self._check_is_due = False  # before looking: who wakes after this calls us again
+            if not (self._reader_rests or self._loop_rests):
+                self._take_over()
+
+    def _take_over(self) -> None:
+        if not self._on_duty:
+            self._on_duty = True
+            self._loop.add_reader(self._hub.fileno(), self._read)
+
+    def _call_io(self, action: Callable[[], Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:  # the loop is closed: the process is ending
+            return
+
+
+class RestingSelector(selectors.EpollSelector):
+    """The selector of an actor's main loop; it tells the watch when its loop waits.
+
+    Attributes:
+        watch: whom to tell, once there is one.
+    """
+
+    watch: Watch | None = None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait, and count as one who would read."""
+        watch = self.watch
+        if watch is None:
+            return super().select(timeout)
+        watch.fell_asleep()
+        try:
+            return super().select(timeout)
+        finally:
+            watch.woke()

@@ -1,0 +1,115 @@
+"""ZeroMQ sockets that several threads use in turn, and that whichever of them waits anyway may read.
+
+A ZeroMQ socket may be used by one thread at a time, and passing it on takes a full memory fence: a lock is
+one. So every use of the sockets (send, connect, close, `read`) happens with `lock` held; waiting does not.
+
+The hub stands where an event loop stands for `zmq_pump.Pump`: it watches descriptors, but calls nobody by
+itself. Its own descriptor becomes readable when there is something to do, for any number of event loops to
+watch; whoever wakes calls `read`. A send may consume the edge of a descriptor; the pump then asks for a turn
+by `call_soon`, and the hub makes itself readable, so that the turn is taken by whoever waits.
+"""
+
+import asyncio
+import logging
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+_log = logging.getLogger(__name__)
+
+_READABLE: Final = select.EPOLLIN
+
+
+class Hub:
+    """The sockets of one process.
+
+    Attributes:
+        lock: held by whoever uses a socket.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._epoll = select.epoll()
+        self._kicker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._kicker, _READABLE)
+        self._readers: dict[int, Callable[[], object]] = {self._kicker: self._kicked}
+        self._turns: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_kicked = self._is_reading = self._is_closed = False
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there is something to `read`."""
+        return self._epoll.fileno()
+
+    def read(self) -> None:
+        """Let every socket that has messages deliver them; never waits for more."""
+        with self.lock:
+            if self._is_closed:
+                return
+            self._is_reading = True
+            try:
+                for descriptor, _ in self._epoll.poll(0):
+                    if (reader := self._readers.get(descriptor)) is not None:
+                        reader()
+                if self._turns:
+                    self._take_turns()
+            finally:
+                self._is_reading = False
+
+    def close(self) -> None:
+        """Close the descriptors, after the sockets; the second time does nothing."""
+        with self.lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._epoll.close()
+                os.close(self._kicker)
+
+    # -- what a pump needs of an event loop; with the lock held -----------------------------------
+
+    def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> None:
+        """Call back from `read` when the descriptor is readable."""
+        self._readers[descriptor] = callback
+        self._epoll.register(descriptor, _READABLE)
+
+    def remove_reader(self, descriptor: int, /) -> bool:
+        """Stop watching a descriptor."""
+        self._epoll.unregister(descriptor)
+        return self._readers.pop(descriptor, None) is not None
+
+    def call_soon(self, callback: Callable[..., object], /, *args: Any) -> None:
+        """Call back from this `read`, or from the next, which will be soon."""
+        self._turns.append((callback, args))
+        if not self._is_reading:
+            self._kick()
+
+    def is_closed(self) -> bool:
+        """Whether nothing is watched any more."""
+        return self._is_closed
+
+    def call_exception_handler(self, context: dict[str, Any], /) -> None:
+        """Report what a callback raised."""
+        _log.error(context["message"], exc_info=context["exception"])
+
+    # -----------------------------------------------------------------------------------------------
+
+    def _take_turns(self) -> None:
+        for _ in range(len(self._turns)):
+            callback, args = self._turns.popleft()
+            callback(*args)
+        if self._turns:  # a flood: others have their turn first
+            self._kick()
+
+    def _kick(self) -> None:
+        if not self._is_kicked:
+            self._is_kicked = True
+            os.eventfd_write(self._kicker, 1)
+
+    def _kicked(self) -> None:
+        self._is_kicked = False
+        os.eventfd_read(self._kicker)
+
+
+Watcher = asyncio.AbstractEventLoop | Hub
+"""Who reads a socket."""
