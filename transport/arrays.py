@@ -4,7 +4,8 @@ A descriptor is a MessagePack extension: its code says whether a NumPy array or 
 its data is `[frame, dtype, shape]`. Reading makes views: no byte is copied, except where the frame lies at an
 address that the dtype must not lie at, or where torch would need to write what is read-only.
 
-torch is imported only to read a tensor. Writing looks it up in `sys.modules`: who passes one has imported it.
+NumPy and torch are imported only to read an array of theirs, so that processes without arrays start sooner
+and stay small. Writing looks them up in `sys.modules`: who passes an array has imported them.
 """
 
 import importlib
@@ -15,7 +16,6 @@ from enum import IntEnum
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from transport.control import Frame
 from transport.errors import CodecError
@@ -72,8 +72,9 @@ class ArrayWriter:
         Raises:
             TypeError: an array that cannot travel: on a device, sparse, or of no plain numbers.
         """
-        if isinstance(item, np.ndarray):
-            return self._add(ArrayKind.NUMPY, *_numpy_bytes(item), item.shape)
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(item, numpy.ndarray):
+            return self._add(ArrayKind.NUMPY, *_numpy_bytes(item, numpy), item.shape)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(item, torch.Tensor):
             return self._add(ArrayKind.TORCH, *_torch_bytes(item, torch), tuple(item.shape))
@@ -125,7 +126,7 @@ class ArrayReader:
         return memoryview(self._frames[descriptor.frame]).cast("B")
 
 
-def _numpy_bytes(array: "np.ndarray[Any, Any]") -> tuple[str, memoryview]:
+def _numpy_bytes(array: Any, np: Any) -> tuple[str, memoryview]:
     if array.dtype.kind not in NUMPY_KINDS or array.dtype.itemsize > 16:
         raise TypeError(f"an array of dtype {array.dtype} has no plain numbers")
     dense = np.asarray(array, order="C")
@@ -143,6 +144,7 @@ def _torch_bytes(tensor: Any, torch: Any) -> tuple[str, memoryview]:
 
 
 def _numpy_view(descriptor: Descriptor, view: memoryview) -> Any:
+    np = importlib.import_module("numpy")
     dtype = np.dtype(descriptor.dtype)
     if dtype.str != descriptor.dtype or dtype.kind not in NUMPY_KINDS:
         raise ValueError(f"arrays of dtype {descriptor.dtype!r} do not travel")
@@ -156,7 +158,7 @@ def _torch_view(descriptor: Descriptor, view: memoryview) -> Any:
     if item_bytes is None:
         raise ValueError(f"tensors of dtype {descriptor.dtype!r} do not travel")
     _check_size(descriptor, item_bytes, view)
-    torch = importlib.import_module("torch")
+    np, torch = importlib.import_module("numpy"), importlib.import_module("torch")
     dtype = getattr(torch, descriptor.dtype)
     if not descriptor.items:
         return torch.empty(descriptor.shape, dtype=dtype)

@@ -4,11 +4,11 @@ import dataclasses
 import enum
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 
 
 def plain(item: Any) -> Any:
@@ -28,7 +28,7 @@ def plain(item: Any) -> Any:
         return item.value
     if isinstance(item, pathlib.PurePath):
         return os.fspath(item)
-    if isinstance(item, np.generic):
+    if (numpy := sys.modules.get("numpy")) is not None and isinstance(item, numpy.generic):
         return _plain_scalar(item)
     return _plain_builtin(item)
 
@@ -58,7 +58,7 @@ def _plain_struct(struct: msgspec.Struct) -> Any:
 
 def _plain_scalar(scalar: Any) -> Any:
     value = scalar.item()
-    if isinstance(value, np.generic) or not isinstance(value, bool | int | float | str | bytes):
+    if type(value).__module__ == "numpy" or not isinstance(value, bool | int | float | str | bytes):
         raise TypeError(f"a NumPy scalar of dtype {scalar.dtype} has no plain counterpart")
     return value
 

@@ -5,10 +5,10 @@ import os
 import re
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 _NAME = re.compile(
     r"rx-(?P<run>[A-Za-z0-9_]+)-(?P<owner>[A-Za-z0-9_~-]+)\.(?P<incarnation>0|[1-9][0-9]*)-(?P<label>[A-Za-z0-9._@~-]+)"
@@ -124,12 +124,14 @@ class Segment:
             raise ValueError(f"shared-memory segment `{self.name}` is closed")
         return self._mapping.size()
 
-    def ndarray(self, dtype: npt.DTypeLike, shape: tuple[int, ...], offset: int = 0) -> npt.NDArray[Any]:
+    def ndarray(self, dtype: "npt.DTypeLike", shape: tuple[int, ...], offset: int = 0) -> "npt.NDArray[Any]":
         """Return a view of `shape` that starts `offset` bytes into the segment.
 
         Raises:
             ValueError: the view would not lie within the segment, or the segment is closed.
         """
+        import numpy as np  # noqa: PLC0415 - the node agent has segments and no arrays
+
         need_bytes = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
         if offset < 0 or offset + need_bytes > self.nbytes:
             raise ValueError(

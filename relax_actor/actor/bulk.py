@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from relax_actor.actor.wire import BulkRef
 from relax_actor.ids import Holder
@@ -171,7 +170,7 @@ class BulkPool:
             if segment is None:
                 inline.append(frame)
                 continue
-            np.copyto(segment.ndarray(np.uint8, (nbytes,)), np.frombuffer(frame, np.uint8))
+            segment.buf[:nbytes] = memoryview(frame).cast("B")
             refs.append(BulkRef(frame=index, segment=segment.name, nbytes=nbytes, writable=writable))
         inline_bytes = sum(memoryview(frame).nbytes for frame in inline)
         return Staged(frames=inline, refs=tuple(refs), inline_bytes=inline_bytes, pool=self)
@@ -254,7 +253,7 @@ class BulkViews:
 
     def _view(self, ref: BulkRef) -> memoryview:
         try:
-            flat: Any = self._segment(ref.segment).ndarray(np.uint8, (ref.nbytes,))
+            flat: Any = self._segment(ref.segment).ndarray("uint8", (ref.nbytes,))
         except (SegmentError, OSError, ValueError) as error:
             raise CodecError("shared frame", str(error)) from error
         weakref.finalize(flat, self._on_released, ref.segment).atexit = False

@@ -34,6 +34,7 @@ from relax_actor.actor.wire import (
 from relax_actor.node import exec, process, zygote  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
 from relax_actor.node.line import Line
+from relax_actor.node.names import agent_identity
 from relax_actor.node.renewal import LeaseEnd, Renewal
 from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
 from relax_actor.telemetry import EventLog
@@ -42,11 +43,6 @@ from transport.control import Frames
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
 from transport.zmq_control import ZmqNetwork
-
-
-def identity(host: str, incarnation: int) -> bytes:
-    """Return by which name an agent is known to the head's network."""
-    return f"agent:{host}#{incarnation}".encode()
 
 
 def main(config: NodeConfig, until: LeaseEnd, head: int) -> int:
@@ -85,7 +81,7 @@ class Agent:
         self._watch_head()
         config = self._config
         network = ZmqNetwork(keys=CurveKeys.from_bytes(config.keys) if config.keys else None)
-        name = identity(config.host, config.agent_incarnation)
+        name = agent_identity(config.host, config.agent_incarnation)
         channel = network.connect(Address.parse(config.head), self._heard, identity=name)
         self._line = Line(config.epoch, config.agent_incarnation, channel.send)
         renewal = Renewal(config, self._until, self._line, self._end)

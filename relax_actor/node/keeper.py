@@ -16,7 +16,6 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ import msgspec
 
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.node import agent, cgroup, process
+from relax_actor.node.names import make_socket_dir
 from relax_actor.node.renewal import LeaseEnd
 from transport.clock import BootClock
 from transport.shm import ShmSpace
@@ -57,21 +57,6 @@ def main() -> None:
     cgroup.Cgroups(cgroup.root(config.run_id, pid)).close()
     sys.stderr.flush()
     os._exit(code)  # the interpreter's own clean-up would take tens of milliseconds more
-
-
-def make_socket_dir(name: str) -> Path:
-    """Make a private folder for sockets: short (AF_UNIX allows 107 bytes) and 0700; it may be there.
-
-    Raises:
-        PermissionError: it belongs to another user.
-    """
-    base = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())  # noqa: S108
-    folder = base / f"rx-{os.getuid()}" / name
-    for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, exist_ok=True)
-        if each.stat().st_uid != os.getuid():
-            raise PermissionError(f"{each} belongs to another user")
-    return folder
 
 
 def _settled(config: NodeConfig) -> NodeConfig:

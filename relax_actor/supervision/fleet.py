@@ -18,8 +18,8 @@ import msgspec
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, Record
-from relax_actor.node.agent import identity
 from relax_actor.node.lease import Grants
+from relax_actor.node.names import agent_identity
 from relax_actor.supervision.host import AgentProcess
 from relax_actor.supervision.hosts import Host, choose
 from relax_actor.telemetry import EventLog
@@ -246,7 +246,7 @@ class Fleet:
 
     def _start_agent(self, site: _Site) -> None:
         site.incarnation += 1
-        name = identity(site.host.name, site.incarnation)
+        name = agent_identity(site.host.name, site.incarnation)
         suffix = f"-{site.host.name}" if site.host.prefix else ""
         log = Path(self._config.run_dir) / "logs" / f"agent{suffix}.log"
         process = AgentProcess(self._config_of(site), site.host.prefix, site.host.interpreter, log)
@@ -307,8 +307,8 @@ class Fleet:
         """Forget the agent and its actors, which are gone by now, and try to start another."""
         name = site.host.name
         self._grants.withdraw(name)
-        self._courier.lines.close(identity(name, site.incarnation))
-        self._by_identity.pop(identity(name, site.incarnation), None)
+        self._courier.lines.close(agent_identity(name, site.incarnation))
+        self._by_identity.pop(agent_identity(name, site.incarnation), None)
         joined, site.agent = site.joined, None
         lost = [key for key in site.actors if key not in site.waiting]
         self._events.emit("host_lost", host=name, agent=site.incarnation, reason=reason, actors=len(lost))

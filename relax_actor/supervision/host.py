@@ -13,11 +13,8 @@ import msgspec
 
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.node import cgroup, process, strays
-from relax_actor.node.keeper import make_socket_dir
 from transport.address import Address
 from transport.shm import ShmSpace
-
-__all__ = ["AgentProcess", "actor_address", "make_socket_dir"]
 
 AGENT_END_S = 40.0
 """How long an agent may take to kill and reap everything before it is killed itself."""

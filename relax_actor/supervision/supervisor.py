@@ -26,12 +26,12 @@ from relax_actor.actor.wire import NodeConfig
 from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
 from relax_actor.node.lease import LeaseTerms
+from relax_actor.node.names import make_socket_dir
 from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
 from relax_actor.supervision.fleet import Fleet
 from relax_actor.supervision.hook import Hook
-from relax_actor.supervision.host import make_socket_dir
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy

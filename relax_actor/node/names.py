@@ -1,0 +1,25 @@
+"""How node agents and the folders of their sockets are named. Light: the head imports this, and no agent."""
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def agent_identity(host: str, incarnation: int) -> bytes:
+    """Return by which name an agent is known to the head's network."""
+    return f"agent:{host}#{incarnation}".encode()
+
+
+def make_socket_dir(name: str) -> Path:
+    """Make a private folder for sockets: short (AF_UNIX allows 107 bytes) and 0700; it may be there.
+
+    Raises:
+        PermissionError: it belongs to another user.
+    """
+    base = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())  # noqa: S108
+    folder = base / f"rx-{os.getuid()}" / name
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, exist_ok=True)
+        if each.stat().st_uid != os.getuid():
+            raise PermissionError(f"{each} belongs to another user")
+    return folder
