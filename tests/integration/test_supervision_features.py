@@ -311,11 +311,12 @@ def test_a_stop_ends_at_its_total_deadline_and_says_who_was_killed(tmp_path):
 
 
 EMBEDDING = """
-    import json, sys, time
+    import json, signal, sys, time
     from supervised_actors import Worker
     from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 
     if __name__ == "__main__":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
         shutdown_s = float(sys.argv[1])
         worker = ChildSpec(id="worker", actor=Worker, shutdown_s=shutdown_s)
         spec = SupervisorSpec(id="root", children=(worker,))
