@@ -5,7 +5,7 @@ not while it has messages, and any call on the socket may consume the change. So
 
 - a wake-up reads until nothing is left, or `DRAIN_MESSAGES` have been read and the loop is asked for another
   turn, so that a flood starves nobody;
-- after every send the socket is asked whether it became readable meanwhile;
+- after every send, refused ones included, the socket is asked whether it became readable meanwhile;
 - whatever a callback raises, the rest is still read.
 """
 
@@ -68,11 +68,13 @@ class Pump:
             zmq.Again: the queue is full; nothing was sent.
             zmq.ZMQError: another refusal of the first frame; nothing was sent.
         """
-        for frame in frames[:-1]:
-            self._socket.send(frame, _MORE_FRAMES, copy=_is_small(frame))
-        self._socket.send(frames[-1], _LAST_FRAME, copy=_is_small(frames[-1]))
-        if not self._drain_is_due and self._is_readable():
-            self._schedule()
+        try:
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE_FRAMES, copy=_is_small(frame))
+            self._socket.send(frames[-1], _LAST_FRAME, copy=_is_small(frames[-1]))
+        finally:  # also where libzmq refused: it may have consumed the edge all the same
+            if not self._drain_is_due and self._is_readable():
+                self._schedule()
 
     def close(self) -> None:
         """Stop reading and close the socket, forgetting what waits in it; the second time does nothing."""

@@ -292,6 +292,22 @@ def test_ten_thousand_messages_each_way_at_once_leave_none_behind_between_proces
     assert [int(text) for text in requests] == NUMBERS
 
 
+def test_a_refused_send_swallows_no_message_that_comes_meanwhile(network, until, address):
+    """Libzmq may take in the news of a message while it refuses to send another; nobody else is told."""
+    heard = []
+    listener = network.listen(address, lambda _peer, frames: heard.append(bytes(frames[0])))
+    channel = network.connect(listener.address, lambda _frames: None)
+    channel.send([b"hello"])
+    until(lambda: heard == [b"hello"])
+    for number in range(300):
+        channel.send([str(number).encode()])
+        busy_until = time.monotonic() + 0.001
+        while time.monotonic() < busy_until:  # the message arrives in here, while the loop has no turn
+            with contextlib.suppress(PeerUnreachable):
+                listener.send(b"nobody", [b"anybody there?"])
+        until(lambda: heard[-1] == str(number).encode(), deadline_s=2.0)  # noqa: B023 - called at once
+
+
 def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_path):
     heard, heard_at_tick = [], []
     listener = network.listen(Address.ipc(tmp_path / "x.sock"), lambda peer, _: heard.append(peer))
