@@ -4,11 +4,8 @@ It holds no opinion: the policy decides what is started, stopped and restarted; 
 What the shell adds is telling every actor who is up and who is gone, and writing the event log.
 """
 
-import contextlib
-import inspect
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,23 +20,20 @@ from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
 from relax_actor.ids import Holder
 from relax_actor.node import process
 from relax_actor.supervision import commands, events
+from relax_actor.supervision.births import rename_files, spawn_record
 from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.fleet import Fleet, Key, Place
+from relax_actor.supervision.hangs import HangWatch
 from relax_actor.supervision.hook import Hook, HookRunner
-from relax_actor.supervision.host import actor_address
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec
-from relax_actor.supervision.watchdog import Watchdog
 from relax_actor.telemetry import EventLog
 from transport import codec
 from transport.control import Frames
 
 log = logging.getLogger(__name__)
-
-LOOK_S = 0.02
-"""The least time between two looks for hung actors."""
 
 
 class TreeShell:
@@ -74,7 +68,7 @@ class TreeShell:
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
-        self._watchdog, self._next_look = Watchdog(), 0.0
+        self._hangs = HangWatch(self._hung)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
         self._crashes = CrashGatherer()
@@ -84,6 +78,7 @@ class TreeShell:
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
+        self._hangs.start(courier.loop)
         self._tell_tree("tree_started")
         self._fleet.start(self, courier)
 
@@ -179,7 +174,7 @@ class TreeShell:
             case wire.SpareReady():
                 self.handle(events.SpareReady(name=record.name))
             case wire.Began() | wire.Ended() | wire.Beat():
-                self._watch(record)
+                self._hangs.heard(record)
             case wire.Released():
                 name, incarnation, epoch = record.name, record.incarnation, record.epoch
                 self.handle(events.Released(name=name, incarnation=incarnation, epoch=epoch))
@@ -241,7 +236,7 @@ class TreeShell:
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
         told = key in self._told_to_stop
         if (spare := self._promoted.get(key)) is not None:
-            self._rename_files(self._crash_path(spare, 1), self._crash_path(*key), (".txt", ".json"))
+            rename_files(self._crash_path(spare, 1), self._crash_path(*key), (".txt", ".json"))
         how = classify(record, was_told=told)
         self._gone(*key, how)
 
@@ -254,7 +249,7 @@ class TreeShell:
         pid = self._pids.pop((name, incarnation), 0)
         self._fleet.gone((name, incarnation))
         self._near.pop((name, incarnation), None)
-        self._watchdog.forget((name, incarnation))
+        self._hangs.forget((name, incarnation))
         self._promoted.pop((name, incarnation), None)
         self._listeners.discard(_identity(name, incarnation))
         gone = PeerGone(name=name, incarnation=incarnation, reason=str(how))
@@ -291,32 +286,9 @@ class TreeShell:
 
     # -- hangs and failures ---------------------------------------------------------------------
 
-    def _watch(self, record: wire.Began | wire.Ended | wire.Beat) -> None:
-        key, now = (record.name, record.incarnation), time.monotonic()
-        match record:
-            case wire.Began():
-                self._watchdog.began(key, record.call, record.method, record.max_runtime_s, now)
-            case wire.Ended():
-                self._watchdog.ended(key, record.call)
-            case wire.Beat():
-                self._watchdog.beat(
-                    key, is_busy=record.is_busy, done=record.done, doing=record.doing, now=now
-                )
-        self._look_when_due(now)
-
-    def _look_when_due(self, now: float) -> None:
-        """Have one look planned, not later than the first deadline."""
-        due = self._watchdog.next_look()
-        if due is not None and not now < self._next_look <= due:
-            self._next_look = max(due, now + LOOK_S)
-            self._courier.loop.call_at(self._courier.loop.time() + self._next_look - now, self._look)
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        for (name, incarnation), why in self._watchdog.overdue(now):
-            hung = events.Exit(kind=events.ExitKind.HANG, detail=why)
-            self.handle(events.Failed(name=name, incarnation=incarnation, exit=hung))
-        self._look_when_due(now)
+    def _hung(self, key: Key, why: str) -> None:
+        hung = events.Exit(kind=events.ExitKind.HANG, detail=why)
+        self.handle(events.Failed(name=key[0], incarnation=key[1], exit=hung))
 
     def _ref(self, name: str) -> Ref[Any]:
         return Ref(name, self._courier)
@@ -357,34 +329,14 @@ class TreeShell:
     def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
         arguments = codec.pack(spec.args)
         self._fleet.place(key, spec.hosts, replica)
-        self._watchdog.watch(key, spec.hang_after_s)
-        self._fleet.when_joined(
-            key,
-            lambda site: self._fleet.say(
-                key, self._spawn_record(key, spec, site, is_spare=is_spare), arguments
-            ),
-        )
+        self._hangs.watch(key, spec.hang_after_s)
 
-    def _spawn_record(self, key: Key, spec: ChildSpec, site: Place, *, is_spare: bool) -> wire.Spawn:
-        name, incarnation = key
-        file = f"{name.replace('/', '-')}-{incarnation}"
-        self._near[key] = str(actor_address(site.socket_dir, name, incarnation))
-        return wire.Spawn(
-            name=name,
-            incarnation=incarnation,
-            target=target_of(spec.actor),
-            zygote=spec.zygote,
-            address=self._near[key],
-            log=f"{site.run_dir}/logs/{file}.log",
-            crash=f"{site.run_dir}/crash/{file}.txt",
-            env=dict(spec.env),
-            python=spec.python,
-            oom_score_adj=spec.oom_score_adj,
-            devices=spec.devices,
-            is_spare=is_spare,
-            hang_after_s=spec.hang_after_s,
-            is_rank=spec.gang,
-        )
+        def spawn(site: Place) -> None:
+            record = spawn_record(key, spec, site, is_spare=is_spare)
+            self._near[key] = record.address
+            self._fleet.say(key, record, arguments)
+
+        self._fleet.when_joined(key, spawn)
 
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
@@ -392,24 +344,14 @@ class TreeShell:
         self._pids[key] = self._pids.pop(spare, 0)
         self._near[key] = self._near.pop(spare, "")
         self._fleet.renamed(spare, key)
-        self._watchdog.forget(spare)
-        self._watchdog.watch(key, command.spec.hang_after_s)
-        self._rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
+        self._hangs.forget(spare)
+        self._hangs.watch(key, command.spec.hang_after_s)
+        rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
         self._emit_spawned(*key, self._pids[key])
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._fleet.say(key, record)
         self._courier.say(_identity(*spare), record)
         self.monitors.note(Phase.UP, *key)
-
-    def _rename_files(self, old: Path, new: Path, suffixes: tuple[str, ...]) -> None:
-        """Let what a spare wrote be found under its new name, and under the old one; it may write on."""
-        for suffix in suffixes:
-            source, target = (
-                path.with_name(f"{path.name.removesuffix(suffix)}{suffix}") for path in (old, new)
-            )
-            with contextlib.suppress(OSError):
-                source.rename(target)
-                source.symlink_to(target.name)
 
     def _order_rank(self, command: commands.GangAbort | commands.Regroup) -> None:
         peer = _identity(command.name, command.incarnation)
@@ -458,21 +400,6 @@ class TreeShell:
 
     def _crash_path(self, name: str, incarnation: int) -> Path:
         return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
-
-
-def target_of(actor: type | str) -> str:
-    """Name an actor class so that another process finds it: `module:Class`, or `path.py:Class`.
-
-    Raises:
-        TypeError: a class made inside a function, which no other process can find.
-    """
-    if isinstance(actor, str):
-        return actor
-    if "<locals>" in actor.__qualname__:
-        raise TypeError(f"{actor.__qualname__} is defined inside a function; move it to its module")
-    if actor.__module__ in {"__main__", "__relax_main__"}:
-        return f"{Path(inspect.getfile(sys.modules[actor.__module__])).resolve()}:{actor.__qualname__}"
-    return f"{actor.__module__}:{actor.__qualname__}"
 
 
 def _key_of(peer: bytes) -> Key:
