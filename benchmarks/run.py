@@ -4,23 +4,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-MODEL = HERE.parent / "runs" / "models" / "smollm2"
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = "runs/models/smollm2"  # paths are relative: commands are kept in the results
 
-BENCHMARKS = (
-    ["calls.py"],
-    ["overlap.py", str(MODEL)],
-    ["recovery.py", str(MODEL)],
-    ["learning.py", str(MODEL)],
+COMMANDS = (
+    ["examples/arithmetic/prepare.py", MODEL],
+    ["benchmarks/calls.py"],
+    ["benchmarks/overlap.py", MODEL],
+    ["benchmarks/recovery.py", MODEL],
+    ["benchmarks/learning.py", MODEL],
 )
 
 
 def main() -> None:
-    prepare = HERE.parent / "examples" / "arithmetic" / "prepare.py"
-    commands = [[str(prepare), str(MODEL)], *([str(HERE / name), *args] for name, *args in BENCHMARKS)]
-    for command in commands:
+    for command in COMMANDS:
         print("$ python", *command, flush=True)
-        subprocess.run([sys.executable, *command], check=True)
+        subprocess.run([sys.executable, *command], check=True, cwd=ROOT)
 
 
 if __name__ == "__main__":
