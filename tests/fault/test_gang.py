@@ -13,7 +13,7 @@ from relax_actor.errors import ActorDied, GangAborted
 from relax_actor.telemetry import read_events
 
 QUICK = Backoff(base_s=0.01, cap_s=0.05)
-RANKS = int(os.environ.get("RELAX_ACTOR_RANKS", "8" if (os.cpu_count() or 1) > 2 else "4"))
+RANKS = 8
 ABORT_S = 2.0
 
 
