@@ -25,7 +25,7 @@ import msgspec
 
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.node import agent, cgroup, process
-from relax_actor.node.names import make_socket_dir
+from relax_actor.node.names import END_NOW, make_socket_dir
 from relax_actor.node.renewal import LeaseEnd
 from transport.clock import BootClock
 from transport.shm import ShmSpace
@@ -49,8 +49,10 @@ def main() -> None:
     until = LeaseEnd()
     until.at_s = BootClock().monotonic() + config.join_timeout_s
     keeper = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {END_NOW})  # until there is somebody to kill
     pid = os.fork()
     if pid == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {END_NOW})
         _be_agent(keeper, config, until, head)
     code = _keep(pid, until, config.lease.renew_s)
     _sweep(config)
@@ -87,9 +89,11 @@ def _keep(pid: int, until: LeaseEnd, look_s: float) -> int:
 
     def forward(number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal.SIGKILL if number == END_NOW else number)
 
     signal.signal(signal.SIGTERM, forward)
+    signal.signal(END_NOW, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {END_NOW})
     is_fenced = _wait_or_fence(os.pidfd_open(pid), until, look_s)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if is_fenced:

@@ -1,8 +1,12 @@
-"""How node agents and the folders of their sockets are named. Light: the head imports this, and no agent."""
+"""What the head and its node agents know of one another. Light: the head imports this, and no agent."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
+
+END_NOW = signal.SIGUSR2
+"""Tells a keeper on the head's own host to kill its agent, which may still be importing, and to sweep."""
 
 
 def agent_identity(host: str, incarnation: int) -> bytes:

@@ -131,7 +131,7 @@ class Fleet:
             if agent.joined:
                 agent.process.begin_end()
             else:  # it may be busy importing, and there is nothing on it yet
-                agent.process.kill()
+                agent.process.end_now()
         for agent in agents:
             agent.process.finish_end()
 

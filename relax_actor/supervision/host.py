@@ -13,6 +13,7 @@ import msgspec
 
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.node import cgroup, process, strays
+from relax_actor.node.names import END_NOW
 from transport.address import Address
 from transport.shm import ShmSpace
 
@@ -59,6 +60,14 @@ class AgentProcess:
     def ended(self, pid: int) -> None:
         """Forget a process group that is gone."""
         self._sweep_after.pop(pid, None)
+
+    def end_now(self) -> None:
+        """Have it killed and swept although it is busy; on another host the lease does that."""
+        if self._is_local:
+            self._end_input()
+            self._process.send_signal(END_NOW)
+        else:
+            self.kill()
 
     def kill(self) -> None:
         """Kill the process here; on another host the lease does the rest."""

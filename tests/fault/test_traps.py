@@ -71,7 +71,10 @@ def test_the_end_of_one_tree_is_not_the_end_of_another(tmp_path):
     with Supervisor(spec_of(), run_dir=tmp_path / "a") as a:
         with Supervisor(spec_of(), run_dir=tmp_path / "b") as b:
             psutil.Process(b.pid("counter/0")).parent().kill()
-            assert b.ref("counter/0", Counter).within(30).ask(Counter.where).result()[1] == 2
+            counter = b.ref("counter/0", Counter).within(30)
+            deadline = time.monotonic() + 30
+            while counter.ask(Counter.where).result()[1] != 2:  # the first may answer once more
+                assert time.monotonic() < deadline, "its tree did not start it again"
         assert a.ref("counter/0", Counter).ask(Counter.where).result()[1] == 1
         assert a.ref("counter/1", Counter).ask(Counter.add, 1).result() == 1
 
