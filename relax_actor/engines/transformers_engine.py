@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,7 +19,144 @@ from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
 
 
-class TransformersEngine:
+class Network(Protocol):
+    """What `BatchingEngine` needs of a model."""
+
+    vocabulary: int
+    context_tokens: int
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights in place."""
+        ...
+
+
+class BatchingEngine:
+    """The `Engine` but for the network: versions, requests, sampling.
+
+    Args:
+        network: where weights go.
+        batching: what makes logits with it.
+        seed: the run's, the same on all replicas.
+        slots: how many samples are decoded at once.
+    """
+
+    def __init__(self, network: Network, batching: Batching, *, seed: int, slots: int) -> None:
+        self._network, self._batching = network, batching
+        self._seed, self._slots = seed, slots
+        self._version: PolicyVersion | None = None
+        self._lowest_version = PolicyVersion(0)
+        self._waiting: list[RunningSample] = []
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The installed policy version; None before the first install, and after one that failed."""
+        return self._version
+
+    @property
+    def free_slots(self) -> int:
+        """How many more requests fit now."""
+        return self._slots - self.in_flight
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests have been submitted and not returned."""
+        return len(self._samples())
+
+    def install(self, version: PolicyVersion, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights in place; requests in flight keep their tokens, keys and values and go on.
+
+        A failure leaves mixed weights, so nothing is sampled until an install succeeds.
+
+        Raises:
+            KeyError: a name the model does not have.
+            ValueError: a lower version, or a shape that does not fit.
+        """
+        if version < self._lowest_version:
+            raise ValueError(f"policy version {version} is lower than {self._lowest_version}")
+        self._version = None
+        self._network.load(weights)
+        self._batching.weights_changed()
+        self._version = self._lowest_version = version
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests, all or none; they start at the next `step`.
+
+        Raises:
+            EngineNotReadyError: no version is installed.
+            ValueError: more than `free_slots`.
+            RequestError: one can never be sampled: a key in flight, an empty prompt or one that leaves
+                no room for a token, a token id the model does not have.
+        """
+        if self._version is None:
+            raise EngineNotReadyError
+        for request in requests:
+            self._check_token_ids(request)
+        self._waiting += admitted(
+            requests,
+            free_slots=self.free_slots,
+            taken={sample.request.key for sample in self._samples()},
+            context_tokens=self._network.context_tokens,
+        )
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """Sample one token for every request in flight; return those that finished.
+
+        Raises:
+            EngineNotReadyError: the last install failed.
+            LogitsError: the model's output is no distribution.
+        """
+        if self._version is None:
+            raise EngineNotReadyError
+        joining, self._waiting = self._waiting, []
+        for samples, logits in self._batching.next_logits(joining):
+            self._append_tokens(samples, logits, self._version)
+        return self._finished()
+
+    def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
+        """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
+        wanted = set(keys)
+        waiting = [sample for sample in self._waiting if sample.request.key in wanted]
+        running = [sample for sample in self._batching.samples if sample.request.key in wanted]
+        self._waiting = [sample for sample in self._waiting if sample.request.key not in wanted]
+        self._remove(running)
+        return [sample.completion(FinishReason.ABORT) for sample in waiting + running]
+
+    def _samples(self) -> list[RunningSample]:
+        return [*self._batching.samples, *self._waiting]
+
+    def _check_token_ids(self, request: Request) -> None:
+        """Refuse what would crash the embedding, or mask another token than was meant."""
+        for what, ids in (("prompt", request.prompt), ("forbidden", request.params.forbidden_token_ids)):
+            if ids and not 0 <= min(ids) <= max(ids) < self._network.vocabulary:
+                fact = f"{what} token ids span {min(ids)} to {max(ids)}"
+                raise RequestError(request.key, f"{fact}, and the model has {self._network.vocabulary}")
+
+    def _append_tokens(
+        self, samples: Sequence[RunningSample], logits: Tensor, version: PolicyVersion
+    ) -> None:
+        uniforms = token_uniforms(
+            self._seed,
+            np.array([sample.request.group_id for sample in samples]),
+            np.array([sample.request.sample_index for sample in samples]),
+            np.array([len(sample.tokens) for sample in samples]),
+        )
+        params = [sample.request.params for sample in samples]
+        tokens, logprobs = sample_tokens(logits, params, torch.from_numpy(uniforms).to(logits.device))
+        for sample, token, logprob in zip(samples, tokens.tolist(), logprobs.tolist(), strict=True):
+            sample.append(token, logprob, version)
+
+    def _finished(self) -> list[Completion]:
+        ended = [(sample, reason) for sample in self._batching.samples if (reason := sample.finish_reason)]
+        self._remove([sample for sample, _ in ended])
+        return [sample.completion(reason) for sample, reason in ended]
+
+    @torch.inference_mode()
+    def _remove(self, samples: Sequence[RunningSample]) -> None:
+        self._batching.remove(samples)
+
+
+class TransformersEngine(BatchingEngine):
     """Samples from any decoder-only model with full attention; see `relax_actor.engines.base.Engine`.
 
     It starts with random weights and no version: nothing is sampled before the first `install`.
@@ -52,125 +190,12 @@ class TransformersEngine:
         dummy_weights: bool = True,
     ) -> None:
         torch.set_num_threads(threads)
-        self._decoder = Decoder(
+        decoder = Decoder(
             model_folder,
             context_tokens=context,
             dtype=dtype,
             device=device,
             dummy_weights=dummy_weights,
         )
-        self._batching: Batching = (
-            AloneBatching(self._decoder) if deterministic else TogetherBatching(self._decoder, slots)
-        )
-        self._seed, self._slots = seed, slots
-        self._version: PolicyVersion | None = None
-        self._lowest_version = PolicyVersion(0)
-        self._waiting: list[RunningSample] = []
-
-    @property
-    def version(self) -> PolicyVersion | None:
-        """The installed policy version; None before the first install, and after one that failed."""
-        return self._version
-
-    @property
-    def free_slots(self) -> int:
-        """How many more requests fit now."""
-        return self._slots - self.in_flight
-
-    @property
-    def in_flight(self) -> int:
-        """How many requests have been submitted and not returned."""
-        return len(self._samples())
-
-    def install(self, version: PolicyVersion, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy weights in place; requests in flight keep their tokens, keys and values and go on.
-
-        A failure leaves mixed weights, so nothing is sampled until an install succeeds.
-
-        Raises:
-            KeyError: a name the model does not have.
-            ValueError: a lower version, or a shape that does not fit.
-        """
-        if version < self._lowest_version:
-            raise ValueError(f"policy version {version} is lower than {self._lowest_version}")
-        self._version = None
-        self._decoder.load(weights)
-        self._batching.weights_changed()
-        self._version = self._lowest_version = version
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Take requests, all or none; they start at the next `step`.
-
-        Raises:
-            EngineNotReadyError: no version is installed.
-            ValueError: more than `free_slots`.
-            RequestError: one can never be sampled: a key in flight, an empty prompt or one that leaves
-                no room for a token, a token id the model does not have.
-        """
-        if self._version is None:
-            raise EngineNotReadyError
-        for request in requests:
-            self._check_token_ids(request)
-        self._waiting += admitted(
-            requests,
-            free_slots=self.free_slots,
-            taken={sample.request.key for sample in self._samples()},
-            context_tokens=self._decoder.context_tokens,
-        )
-
-    @torch.inference_mode()
-    def step(self) -> list[Completion]:
-        """Sample one token for every request in flight; return those that finished.
-
-        Raises:
-            EngineNotReadyError: the last install failed.
-            LogitsError: the model's output is no distribution.
-        """
-        if self._version is None:
-            raise EngineNotReadyError
-        joining, self._waiting = self._waiting, []
-        for samples, logits in self._batching.next_logits(joining):
-            self._append_tokens(samples, logits, self._version)
-        return self._finished()
-
-    def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
-        """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
-        wanted = set(keys)
-        waiting = [sample for sample in self._waiting if sample.request.key in wanted]
-        running = [sample for sample in self._batching.samples if sample.request.key in wanted]
-        self._waiting = [sample for sample in self._waiting if sample.request.key not in wanted]
-        self._remove(running)
-        return [sample.completion(FinishReason.ABORT) for sample in waiting + running]
-
-    def _samples(self) -> list[RunningSample]:
-        return [*self._batching.samples, *self._waiting]
-
-    def _check_token_ids(self, request: Request) -> None:
-        """Refuse what would crash the embedding, or mask another token than was meant."""
-        for what, ids in (("prompt", request.prompt), ("forbidden", request.params.forbidden_token_ids)):
-            if ids and not 0 <= min(ids) <= max(ids) < self._decoder.vocabulary:
-                fact = f"{what} token ids span {min(ids)} to {max(ids)}"
-                raise RequestError(request.key, f"{fact}, and the model has {self._decoder.vocabulary}")
-
-    def _append_tokens(
-        self, samples: Sequence[RunningSample], logits: Tensor, version: PolicyVersion
-    ) -> None:
-        uniforms = token_uniforms(
-            self._seed,
-            np.array([sample.request.group_id for sample in samples]),
-            np.array([sample.request.sample_index for sample in samples]),
-            np.array([len(sample.tokens) for sample in samples]),
-        )
-        params = [sample.request.params for sample in samples]
-        tokens, logprobs = sample_tokens(logits, params, torch.from_numpy(uniforms).to(logits.device))
-        for sample, token, logprob in zip(samples, tokens.tolist(), logprobs.tolist(), strict=True):
-            sample.append(token, logprob, version)
-
-    def _finished(self) -> list[Completion]:
-        ended = [(sample, reason) for sample in self._batching.samples if (reason := sample.finish_reason)]
-        self._remove([sample for sample, _ in ended])
-        return [sample.completion(reason) for sample, reason in ended]
-
-    @torch.inference_mode()
-    def _remove(self, samples: Sequence[RunningSample]) -> None:
-        self._batching.remove(samples)
+        batching = AloneBatching(decoder) if deterministic else TogetherBatching(decoder, slots)
+        super().__init__(decoder, batching, seed=seed, slots=slots)
