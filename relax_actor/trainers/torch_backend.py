@@ -1,4 +1,4 @@
-"""The torch training backend: any Hugging Face causal language model, with images or not, on a CPU or one GPU.
+"""The torch training backend: any Hugging Face language model, with images or not, on a CPU or one GPU.
 
 One optimizer update is `begin_update`, any number of `accumulate`, `finish_update`. The model computes
 in its own dtype, gradients gather in float32. Nothing here is random, so the same calls give the same
