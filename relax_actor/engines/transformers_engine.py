@@ -34,14 +34,14 @@ class BatchingEngine:
     """The `Engine` but for the network: versions, requests, sampling.
 
     Args:
-        network: where weights go.
+        decoder: where weights go.
         batching: what makes logits with it.
         seed: the run's, the same on all replicas.
         slots: how many samples are decoded at once.
     """
 
-    def __init__(self, network: Network, batching: Batching, *, seed: int, slots: int) -> None:
-        self._network, self._batching = network, batching
+    def __init__(self, decoder: Network, batching: Batching, *, seed: int, slots: int) -> None:
+        self._decoder, self._batching = decoder, batching
         self._seed, self._slots = seed, slots
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
@@ -74,7 +74,7 @@ class BatchingEngine:
         if version < self._lowest_version:
             raise ValueError(f"policy version {version} is lower than {self._lowest_version}")
         self._version = None
-        self._network.load(weights)
+        self._decoder.load(weights)
         self._batching.weights_changed()
         self._version = self._lowest_version = version
 
@@ -95,7 +95,7 @@ class BatchingEngine:
             requests,
             free_slots=self.free_slots,
             taken={sample.request.key for sample in self._samples()},
-            context_tokens=self._network.context_tokens,
+            context_tokens=self._decoder.context_tokens,
         )
 
     @torch.inference_mode()
@@ -128,9 +128,9 @@ class BatchingEngine:
     def _check_token_ids(self, request: Request) -> None:
         """Refuse what would crash the embedding, or mask another token than was meant."""
         for what, ids in (("prompt", request.prompt), ("forbidden", request.params.forbidden_token_ids)):
-            if ids and not 0 <= min(ids) <= max(ids) < self._network.vocabulary:
+            if ids and not 0 <= min(ids) <= max(ids) < self._decoder.vocabulary:
                 fact = f"{what} token ids span {min(ids)} to {max(ids)}"
-                raise RequestError(request.key, f"{fact}, and the model has {self._network.vocabulary}")
+                raise RequestError(request.key, f"{fact}, and the model has {self._decoder.vocabulary}")
 
     def _append_tokens(
         self, samples: Sequence[RunningSample], logits: Tensor, version: PolicyVersion

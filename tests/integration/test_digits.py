@@ -1,4 +1,4 @@
-"""A vision language model goes round the loop: its images reach the rollout and the trainer, and are freed."""
+"""A vision language model goes round the loop: its images reach rollout and trainer, and are freed."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def sections(digits: Path, *, updates: int = 1) -> dict[str, dict[str, object]]:
         "data": {"path": str(digits / "train.jsonl"), "media_key": "image"},
         "rollout": {"engine": "transformers", "max_new_tokens": 3, "max_in_flight": 32},
         "train": {"updates_per_batch": updates},
-        "eval": {"path": str(digits / "heldout.jsonl"), "every": 3, "max_prompts": 8, "samples_per_prompt": 1},
+        "eval": {"path": str(digits / "heldout.jsonl"), "every": 3, "max_prompts": 8},
     }
 
 

@@ -184,7 +184,8 @@ def test_reading_a_dataset_imports_neither_torch_nor_transformers():
 
 
 def test_media_are_arrays_and_no_extra_column(load):
-    line = b'{"prompt": "p", "label": "1", "image": {"pixel_values": [[0.5, 1]], "image_grid_thw": [[1, 1, 1]]}}'
+    image = b'{"pixel_values": [[0.5, 1]], "image_grid_thw": [[1, 1, 1]]}'
+    line = b'{"prompt": "p", "label": "1", "image": ' + image + b"}"
     (row,) = load(line, media_key="image").rows
     assert row.extra == {}
     assert row.media["pixel_values"].dtype == "float32"
