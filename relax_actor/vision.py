@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Media = Mapping[str, npt.NDArray[np.generic]]
+Media = Mapping[str, npt.NDArray[np.number]]
 
 _SPECIAL_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 
@@ -50,9 +50,19 @@ class VisionModel:
         return logits.index_fill(-1, self._forbidden, -torch.inf)
 
     def image_tokens(self, media: Media | None) -> int:
-        """Return how many placeholder tokens the images of a prompt take."""
-        merged: int = self._model.config.vision_config.spatial_merge_size**2
-        return int(media["image_grid_thw"].prod(-1).sum()) // merged if media else 0
+        """Return how many placeholder tokens the images of a prompt take.
+
+        Raises:
+            ValueError: other arrays than the model takes, or another number of patches than the grid has.
+        """
+        if not media:
+            return 0
+        if set(media) != {"pixel_values", "image_grid_thw"}:
+            raise ValueError(f"media are {sorted(media)}, not `image_grid_thw` and `pixel_values`")
+        patches = int(np.prod(media["image_grid_thw"], axis=-1, dtype=np.int64).sum())
+        if len(media["pixel_values"]) != patches:
+            raise ValueError(f"{len(media['pixel_values'])} patches for a grid of {patches}")
+        return patches // int(self._model.config.vision_config.spatial_merge_size) ** 2
 
     def _arrays(self, media: Sequence[Media | None]) -> dict[str, Tensor]:
         """Lay the arrays of all texts end to end."""

@@ -32,7 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: SampleIndex
     prompt: tuple[int, ...]  # token ids, never padded
     params: SamplingParams
-    media: Mapping[str, npt.NDArray[np.generic]] | None = None  # what the prompt's placeholders stand for
+    media: Mapping[str, npt.NDArray[np.number]] | None = None  # what the prompt's placeholders stand for
 
     @property
     def key(self) -> tuple[GroupId, SampleIndex]:

@@ -29,16 +29,26 @@ class VisionEngine(BatchingEngine):
         seed: the run's, the same on all replicas.
         slots: how many samples are decoded at once.
         dtype: what it computes in, `float32` or `bfloat16`.
+        deterministic: compute every sample alone, so that its bits are the same beside any others.
         threads: torch's, of the whole process.
         device: a torch device.
     """
 
     def __init__(
-        self, model_folder: Path, *, seed: int, slots: int, dtype: str, threads: int = 1, device: str = "cpu"
+        self,
+        model_folder: Path,
+        *,
+        seed: int,
+        slots: int,
+        dtype: str,
+        deterministic: bool = False,
+        threads: int = 1,
+        device: str = "cpu",
     ) -> None:
         torch.set_num_threads(threads)
         self._vision = VisionNetwork(model_folder, dtype=dtype, device=device)
-        super().__init__(self._vision, RecomputingBatching(self._vision), seed=seed, slots=slots)
+        batching = RecomputingBatching(self._vision, alone=deterministic)
+        super().__init__(self._vision, batching, seed=seed, slots=slots)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take requests, all or none; see the protocol.
@@ -82,7 +92,11 @@ class VisionNetwork:
         Raises:
             RequestError: it is so.
         """
-        there, wanted = request.prompt.count(self._image_token_id), self._model.image_tokens(request.media)
+        there = request.prompt.count(self._image_token_id)
+        try:
+            wanted = self._model.image_tokens(request.media)
+        except ValueError as error:
+            raise RequestError(request.key, str(error)) from error
         if there != wanted:
             raise RequestError(request.key, f"{there} image tokens in the prompt for images of {wanted}")
 
@@ -94,14 +108,15 @@ class VisionNetwork:
 
 
 class RecomputingBatching:
-    """All samples in one batch, computed from their first token in every step.
+    """Samples computed from their first token in every step.
 
     Args:
         network: what computes.
+        alone: one sample at a time, instead of all in one batch.
     """
 
-    def __init__(self, network: VisionNetwork) -> None:
-        self._network = network
+    def __init__(self, network: VisionNetwork, *, alone: bool) -> None:
+        self._network, self._alone = network, alone
         self._running: list[RunningSample] = []
 
     @property
@@ -112,8 +127,9 @@ class RecomputingBatching:
     def next_logits(self, joining: Sequence[RunningSample]) -> Iterator[tuple[list[RunningSample], Tensor]]:
         """Take new samples and yield the next logits of all."""
         self._running += joining
-        if self._running:
-            yield self.samples, self._network.next_logits(self._running)
+        together = self.samples
+        for batch in [[sample] for sample in together] if self._alone else [together] if together else []:
+            yield batch, self._network.next_logits(batch)
 
     def remove(self, leaving: Sequence[RunningSample]) -> None:
         """Forget samples."""

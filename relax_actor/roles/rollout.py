@@ -222,6 +222,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             seed=config.run.seed,
             slots=rollout.max_in_flight,
             dtype=config.model.dtype,
+            deterministic=rollout.deterministic,
             threads=rollout.threads,
         )
     from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch

@@ -23,7 +23,7 @@ class TrainSequence(msgspec.Struct, kw_only=True):
     """[n], the trainer's own at the start of the step; None: those of the weights at hand."""
     has_signal: bool | None = None
     """Whether the rewards of its group differ; None: whether `advantage` is not 0."""
-    media: Mapping[str, npt.NDArray[np.generic]] | None = None
+    media: Mapping[str, npt.NDArray[np.number]] | None = None
     """What the prompt's placeholder tokens stand for, by the names of the model's arguments."""
 
 
