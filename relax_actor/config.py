@@ -54,6 +54,8 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     on_bad_row: Literal["error", "skip"] = "error"
     max_prompt_tokens: int = 0
     """Longer prompts are bad rows; 0 is the model's context less one token."""
+    media_key: str = ""
+    """Field of a row's images: an object of nested lists of numbers, named as the model takes them."""
 
 
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

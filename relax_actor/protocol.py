@@ -49,6 +49,7 @@ class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
     eval_set: str = ""
     extra: dict[str, object] = {}
     eval_round: int = -1  # the step after which it is evaluated
+    media: dict[str, TensorRef] = {}  # what the prompt's placeholder tokens stand for, as the model takes it
 
 
 class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +110,7 @@ class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: PolicyVersion
     reward: float
     finish_reason: FinishReason
+    media: dict[str, TensorRef] = {}  # the prompt's
 
 
 class BatchLease(msgspec.Struct, frozen=True, kw_only=True):

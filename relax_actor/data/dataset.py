@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from relax_actor.config import DataConfig
 from relax_actor.errors import DatasetError
@@ -31,6 +33,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """All other columns as JSON has them."""
     origin: str
     """`file:line`, lines counted from 1."""
+    media: dict[str, npt.NDArray[Any]] = {}
+    """The arrays under `media_key`: int64 where all numbers are whole, else float32."""
 
 
 class Dataset(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +100,7 @@ def _no_rows(name: str, skipped: list[str]) -> DatasetError:
 
 def _row(line: bytes, config: DataConfig, *, origin: str) -> Row:
     fields = _object(line, origin)
-    used = {config.prompt_key, config.label_key}
+    used = {config.prompt_key, config.label_key, config.media_key}
     extra = {key: value for key, value in fields.items() if key not in used}
     _check_extra(extra, origin)
     return Row(
@@ -104,6 +108,7 @@ def _row(line: bytes, config: DataConfig, *, origin: str) -> Row:
         label=_label(fields, config.label_key, origin) if config.label_key else "",
         extra=extra,
         origin=origin,
+        media=_media(fields, config.media_key, origin) if config.media_key else {},
     )
 
 
@@ -186,6 +191,23 @@ def _label(fields: dict[str, Any], key: str, origin: str) -> str:
     raise DatasetError(
         origin, f"has {_kind(value)} in field `{key}`, where text or a finite number is wanted"
     )
+
+
+def _media(fields: dict[str, Any], key: str, origin: str) -> dict[str, npt.NDArray[Any]]:
+    value = _field(fields, key, option="data.media_key", origin=origin)
+    if not isinstance(value, dict):
+        raise DatasetError(origin, f"has {_kind(value)} in field `{key}`, where an object is wanted")
+    return {name: _array(numbers, f"{key}.{name}", origin) for name, numbers in value.items()}
+
+
+def _array(numbers: Any, name: str, origin: str) -> npt.NDArray[Any]:
+    try:
+        array = np.array(numbers)
+    except ValueError:  # lists of different lengths
+        array = np.array(None)
+    if array.dtype.kind not in "if":
+        raise DatasetError(origin, f"has no array in `{name}`, where even nested lists of numbers are wanted")
+    return array.astype(np.int64 if array.dtype.kind == "i" else np.float32)
 
 
 def _field(fields: dict[str, Any], key: str, *, option: str, origin: str) -> Any:

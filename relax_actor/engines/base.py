@@ -1,6 +1,6 @@
 """What a rollout needs of an inference engine. Every engine passes tests/contract/test_engine.py."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -32,6 +32,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     sample_index: SampleIndex
     prompt: tuple[int, ...]  # token ids, never padded
     params: SamplingParams
+    media: Mapping[str, npt.NDArray[np.number]] | None = None  # what the prompt's placeholders stand for
 
     @property
     def key(self) -> tuple[GroupId, SampleIndex]:

@@ -42,12 +42,11 @@ class Decoder:
         dummy_weights: bool,
     ) -> None:
         config = AutoConfig.from_pretrained(model_folder)
-        model = _build(model_folder, config, getattr(torch, dtype), dummy_weights=dummy_weights)
+        auto = AutoModelForCausalLM
+        model = build_model(auto, model_folder, config, getattr(torch, dtype), dummy_weights=dummy_weights)
         self._model = model.to(device).eval().requires_grad_(requires_grad=False)
         self._model.get_output_embeddings().register_forward_pre_hook(self._select_last)
-        self._weights: dict[str, Tensor] = self._model.state_dict()  # tied tensors under all their names
-        parameters = self._model.named_parameters() if dummy_weights else ()
-        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
+        self._loader = WeightLoader(self._model, dummy_weights=dummy_weights)
         self._last = torch.zeros(0, dtype=torch.int64)
         # Renamed in transformers 5.20; the old name warns there.
         accepted = inspect.signature(self._model.forward).parameters
@@ -89,6 +88,30 @@ class Decoder:
             KeyError: a name the model does not have, or one that no load has brought so far.
             ValueError: a shape that does not fit.
         """
+        self._loader.load(weights)
+
+    def _select_last(self, _: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        """Spare the output layer, the widest of all, every position but each row's last."""
+        (hidden,) = args  # [n, q, hidden]
+        rows = torch.arange(len(hidden), device=hidden.device)
+        return (hidden[rows, self._last][:, None],)
+
+
+class WeightLoader:
+    """Copies weights into a model, and knows which ones no load has brought.
+
+    Args:
+        model: a Hugging Face model.
+        dummy_weights: its weights are uninitialised; the first `load` has to bring all of them.
+    """
+
+    def __init__(self, model: Any, *, dummy_weights: bool) -> None:
+        self._weights: dict[str, Tensor] = model.state_dict()  # tied tensors under all their names
+        parameters = model.named_parameters() if dummy_weights else ()
+        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights in place; raises as `Decoder.load`."""
         for name, value in weights:
             if name not in self._weights:
                 raise KeyError(f"the model has no weight `{name}`")
@@ -101,15 +124,11 @@ class Decoder:
             missing = ", ".join(f"`{name}`" for name in list(self._unset.values())[:3])
             raise KeyError(f"{len(self._unset)} weights have never been installed, among them {missing}")
 
-    def _select_last(self, _: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-        """Spare the output layer, the widest of all, every position but each row's last."""
-        (hidden,) = args  # [n, q, hidden]
-        rows = torch.arange(len(hidden), device=hidden.device)
-        return (hidden[rows, self._last][:, None],)
 
-
-def _build(model_folder: Path, config: Any, dtype: torch.dtype, *, dummy_weights: bool) -> Any:
-    auto: Any = AutoModelForCausalLM  # its methods are untyped
+def build_model(
+    auto: Any, model_folder: Path, config: Any, dtype: torch.dtype, *, dummy_weights: bool
+) -> Any:
+    """Build a model by one of transformers' Auto classes, whose methods are untyped."""
     if dummy_weights:
         with no_init_weights():  # most of the time a restarted rollout would take
             model = auto.from_config(config, dtype=dtype, attn_implementation="sdpa")

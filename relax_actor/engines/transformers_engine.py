@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,50 +19,29 @@ from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
 
 
-class TransformersEngine:
-    """Samples from any decoder-only model with full attention; see `relax_actor.engines.base.Engine`.
+class Network(Protocol):
+    """What `BatchingEngine` needs of a model."""
 
-    It starts with random weights and no version: nothing is sampled before the first `install`.
+    vocabulary: int
+    context_tokens: int
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights in place."""
+        ...
+
+
+class BatchingEngine:
+    """The `Engine` but for the network: versions, requests, sampling.
 
     Args:
-        model_folder: a Hugging Face model folder; config.json is enough while `dummy_weights`.
+        decoder: where weights go.
+        batching: what makes logits with it.
         seed: the run's, the same on all replicas.
         slots: how many samples are decoded at once.
-        context: tokens of prompt and response together; None is the model's own limit.
-        dtype: what it computes in, `float32` or `bfloat16`.
-        deterministic: compute every sample alone, so that its bits are the same beside any others.
-        threads: torch's, of the whole process.
-        device: a torch device.
-        dummy_weights: start without reading the folder's weights.
-
-    Raises:
-        ValueError: the model has a kind of attention that is not supported at this context.
     """
 
-    def __init__(
-        self,
-        model_folder: Path,
-        *,
-        seed: int,
-        slots: int,
-        dtype: str,
-        context: int | None = None,
-        deterministic: bool = False,
-        threads: int = 1,
-        device: str = "cpu",
-        dummy_weights: bool = True,
-    ) -> None:
-        torch.set_num_threads(threads)
-        self._decoder = Decoder(
-            model_folder,
-            context_tokens=context,
-            dtype=dtype,
-            device=device,
-            dummy_weights=dummy_weights,
-        )
-        self._batching: Batching = (
-            AloneBatching(self._decoder) if deterministic else TogetherBatching(self._decoder, slots)
-        )
+    def __init__(self, decoder: Network, batching: Batching, *, seed: int, slots: int) -> None:
+        self._decoder, self._batching = decoder, batching
         self._seed, self._slots = seed, slots
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
@@ -174,3 +154,48 @@ class TransformersEngine:
     @torch.inference_mode()
     def _remove(self, samples: Sequence[RunningSample]) -> None:
         self._batching.remove(samples)
+
+
+class TransformersEngine(BatchingEngine):
+    """Samples from any decoder-only model with full attention; see `relax_actor.engines.base.Engine`.
+
+    It starts with random weights and no version: nothing is sampled before the first `install`.
+
+    Args:
+        model_folder: a Hugging Face model folder; config.json is enough while `dummy_weights`.
+        seed: the run's, the same on all replicas.
+        slots: how many samples are decoded at once.
+        context: tokens of prompt and response together; None is the model's own limit.
+        dtype: what it computes in, `float32` or `bfloat16`.
+        deterministic: compute every sample alone, so that its bits are the same beside any others.
+        threads: torch's, of the whole process.
+        device: a torch device.
+        dummy_weights: start without reading the folder's weights.
+
+    Raises:
+        ValueError: the model has a kind of attention that is not supported at this context.
+    """
+
+    def __init__(
+        self,
+        model_folder: Path,
+        *,
+        seed: int,
+        slots: int,
+        dtype: str,
+        context: int | None = None,
+        deterministic: bool = False,
+        threads: int = 1,
+        device: str = "cpu",
+        dummy_weights: bool = True,
+    ) -> None:
+        torch.set_num_threads(threads)
+        decoder = Decoder(
+            model_folder,
+            context_tokens=context,
+            dtype=dtype,
+            device=device,
+            dummy_weights=dummy_weights,
+        )
+        batching = AloneBatching(decoder) if deterministic else TogetherBatching(decoder, slots)
+        super().__init__(decoder, batching, seed=seed, slots=slots)

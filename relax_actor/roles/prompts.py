@@ -4,9 +4,12 @@ It keeps no state of its own: which row a position of the prompt stream is, foll
 new incarnation goes on where the queue says.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
@@ -21,6 +24,7 @@ from relax_actor.transfer_queue.storage import RowWriter
 from transport.shm import ShmSpace
 
 PARK_S = 20.0
+_MEDIA = "media."  # so that no name of the dataset meets one of ours
 
 
 class Prompts(Actor):
@@ -76,9 +80,12 @@ class Prompts(Actor):
     def _groups(
         self, numbered: list[tuple[GroupId, Row]], *, samples: int, eval_round: int = -1
     ) -> list[PromptGroup]:
-        tokens = [np.asarray(self._encoder.encode(row), np.int32) for _, row in numbered]
+        arrays = [
+            {"tokens": np.asarray(self._encoder.encode(row), np.int32), **_prefixed(row.media)}
+            for _, row in numbered
+        ]
         is_eval = eval_round >= 0
-        refs = self._writer.write([{"tokens": array} for array in tokens])
+        refs = self._writer.write(arrays)
         point("prompts_written")
         return [
             PromptGroup(
@@ -91,6 +98,7 @@ class Prompts(Actor):
                 eval_set=Path(self._config.eval.path).stem if is_eval else "",
                 eval_round=eval_round,
                 extra=row.extra,
+                media={name: ref[_MEDIA + name] for name in row.media},
             )
             for (group_id, row), ref in zip(numbered, refs, strict=True)
         ]
@@ -100,3 +108,7 @@ class Prompts(Actor):
             return []
         rows = self._encoder.encodable(load_dataset(self._config.data, path=self._config.eval.path)).rows
         return rows[: self._config.eval.max_prompts or None]
+
+
+def _prefixed(media: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    return {_MEDIA + name: array for name, array in media.items()}

@@ -4,8 +4,10 @@
 installed between two decode steps, without dropping the samples in flight; the trainer takes no part.
 """
 
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,10 +123,11 @@ class Rollout(Actor):
     def _requests(self, lease: PromptLease) -> list[Request]:
         group = lease.group
         prompt = tuple(self._reader.read(group.tokens).tolist())
+        media = {name: self._reader.read(ref) for name, ref in group.media.items()} or None
         is_eval = group.purpose is Purpose.EVAL
         params = sampling_params(self._config, self._stop_token_ids, is_eval=is_eval)
         return [
-            Request(group_id=group.group_id, sample_index=index, prompt=prompt, params=params)
+            Request(group_id=group.group_id, sample_index=index, prompt=prompt, params=params, media=media)
             for index in lease.missing
         ]
 
@@ -211,6 +214,17 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             stop_token_id=stop_token_ids[0],
             token_s=rollout.scripted_token_s,
         )
+    if "vision_config" in model_config(config):
+        from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
+
+        return VisionEngine(
+            Path(config.model.path),
+            seed=config.run.seed,
+            slots=rollout.max_in_flight,
+            dtype=config.model.dtype,
+            deterministic=rollout.deterministic,
+            threads=rollout.threads,
+        )
     from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
 
     return TransformersEngine(
@@ -225,7 +239,11 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
 
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
     """Return the tokens that the scripted engine may emit: those of the model that do not end a sample."""
-    import json  # noqa: PLC0415 - only this engine needs it
-
-    size = json.loads((Path(config.model.path) / "config.json").read_text())["vocab_size"]
+    size = model_config(config)["vocab_size"]
     return [int(token) for token in np.arange(size) if token not in stop_token_ids]
+
+
+def model_config(config: Config) -> dict[str, Any]:
+    """Read the model's config.json."""
+    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text())
+    return content

@@ -190,6 +190,7 @@ class Trainer(Actor):
                 rollout_logprobs=self._reader.read(sample.logprobs),
                 advantage=next(dealt[sample.group_id]),
                 has_signal=has_signal(rewards[sample.group_id]),
+                media={name: self._reader.read(ref) for name, ref in sample.media.items()} or None,
             )
             for sample in batch.samples
         ]

@@ -1,6 +1,6 @@
 """What a trainer actor needs of a training backend."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,6 +23,8 @@ class TrainSequence(msgspec.Struct, kw_only=True):
     """[n], the trainer's own at the start of the step; None: those of the weights at hand."""
     has_signal: bool | None = None
     """Whether the rewards of its group differ; None: whether `advantage` is not 0."""
+    media: Mapping[str, npt.NDArray[np.number]] | None = None
+    """What the prompt's placeholder tokens stand for, by the names of the model's arguments."""
 
 
 class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""The torch training backend: any Hugging Face causal language model, on a CPU or one GPU.
+"""The torch training backend: any Hugging Face language model, with images or not, on a CPU or one GPU.
 
 One optimizer update is `begin_update`, any number of `accumulate`, `finish_update`. The model computes
 in its own dtype, gradients gather in float32. Nothing here is random, so the same calls give the same
@@ -29,7 +29,8 @@ from relax_actor.rl.schedule import learning_rate_frac
 from relax_actor.trainers.base import MicrobatchStats, TrainSequence, UpdateStats
 from relax_actor.trainers.torch_files import read_checkpoint, write_checkpoint
 from relax_actor.trainers.torch_optimizer import MasterOptimizer
-from relax_actor.trainers.torch_policy import Pack, Scores, TorchPolicy, load_model, pack
+from relax_actor.trainers.torch_policy import Batch, Scores
+from relax_actor.trainers.vision_policy import Policy, load_policy
 
 NO_SIGNAL = "no signal"
 NOT_FINITE = "gradient is not finite"
@@ -100,10 +101,12 @@ class TorchBackend:
         self._train = train
         self._total_steps = total_steps
         self._folder = Path(model.path)
-        self._model = load_model(self._folder, dtype=getattr(torch, model.dtype), device=device)
+        self._policy = load_policy(
+            self._folder, dtype=getattr(torch, model.dtype), device=device, temperature=temperature
+        )
+        self._model = self._policy.model
         trained = _freeze(self._model, train.frozen)
-        self._policy = TorchPolicy(self._model, temperature=temperature)
-        self._reference = _frozen_copy(self._model, temperature) if train.kl_coef else None
+        self._reference = _frozen_copy(self._policy, temperature) if train.kl_coef else None
         self._optimizer = MasterOptimizer(trained, train)
         self._updates_done = 0
         self._update: _Update | None = None
@@ -128,7 +131,7 @@ class TorchBackend:
         moving = [sequence for sequence in microbatch if self._moves(sequence)]
         update.moving_sequences += len(moving)
         stats = _NOTHING
-        for work in pack(moving):
+        for work in self._policy.pack(moving):
             stats = _merged(stats, self._backward(work, update))
         return stats
 
@@ -164,7 +167,7 @@ class TorchBackend:
         """
         return [
             part.numpy()
-            for work in pack(sequences)
+            for work in self._policy.pack(sequences)
             for part in torch.split(self._policy.score(work).logprobs, work.lengths.tolist())
         ]
 
@@ -223,7 +226,7 @@ class TorchBackend:
         has_signal = sequence.advantage != 0 if sequence.has_signal is None else sequence.has_signal
         return self._train.kl_coef != 0 and (has_signal or self._train.kl_without_signal)
 
-    def _backward(self, work: Pack, update: _Update) -> MicrobatchStats:
+    def _backward(self, work: Batch, update: _Update) -> MicrobatchStats:
         scores = self._policy.score(work)
         tokens = self._loss_tokens(work, scores, update)
         terms = policy_loss(
@@ -238,7 +241,7 @@ class TorchBackend:
         self._optimizer.gather()
         return _stats(tokens, terms, scores)
 
-    def _loss_tokens(self, work: Pack, scores: Scores, update: _Update) -> LossTokens:
+    def _loss_tokens(self, work: Batch, scores: Scores, update: _Update) -> LossTokens:
         weights = token_weights(
             work.lengths,
             aggregation=self._train.loss_aggregation,
@@ -257,7 +260,7 @@ class TorchBackend:
         )
 
     @torch.no_grad()
-    def _reference_logprobs(self, work: Pack) -> Tensor | None:
+    def _reference_logprobs(self, work: Batch) -> Tensor | None:
         return self._reference.score(work).logprobs if self._reference else None
 
 
@@ -279,11 +282,12 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter
     return trained
 
 
-def _frozen_copy(model: nn.Module, temperature: float) -> TorchPolicy:
-    return TorchPolicy(copy.deepcopy(model).requires_grad_(requires_grad=False), temperature=temperature)
+def _frozen_copy(policy: Policy, temperature: float) -> Policy:
+    model = copy.deepcopy(policy.model).requires_grad_(requires_grad=False)
+    return type(policy)(model, temperature=temperature)
 
 
-def _start_logprobs(work: Pack, current: Tensor) -> Tensor:
+def _start_logprobs(work: Batch, current: Tensor) -> Tensor:
     """Return the log-probs at the start of the step, the current ones where none were given."""
     parts = torch.split(current, work.lengths.tolist())
     return torch.cat(

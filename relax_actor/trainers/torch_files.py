@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import safetensors.torch
 import torch
-import transformers
 from torch import Tensor, nn
 
 _FORMAT = 1
@@ -109,9 +108,7 @@ def _require_same(saved: dict[str, _Parameter], ours: dict[str, _Parameter], fol
 
 @torch.no_grad()
 def _read_weights(folder: Path, model: Any) -> None:
-    saved = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=model.dtype, local_files_only=True
-    )
+    saved = type(model).from_pretrained(folder, dtype=model.dtype, local_files_only=True)
     ours = dict(model.named_parameters())
     for name, value in saved.named_parameters():
         ours[name].copy_(value)

@@ -45,11 +45,10 @@ class UnsupportedModelError(RelaxError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pack:
-    """Sequences that go through the model together."""
+class Batch:
+    """Sequences that go through a model together."""
 
     sequences: tuple[TrainSequence, ...]
-    tree: PackedTree
 
     @property
     def lengths(self) -> Tensor:
@@ -64,6 +63,13 @@ class Pack:
         """Lay an array of every sequence end to end: [tokens], its dtype kept."""
         return torch.from_numpy(np.concatenate([getattr(sequence, field) for sequence in self.sequences]))
 
+
+@dataclass(frozen=True, kw_only=True)
+class Pack(Batch):
+    """Sequences as one tree."""
+
+    tree: PackedTree
+
     def predicting_rows(self) -> Tensor:
         """Return the row from which each response token is predicted: int64 [tokens]."""
         return torch.cat(
@@ -76,7 +82,7 @@ class Pack:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the model says about the response tokens of a pack, float32 [tokens] on the CPU."""
+    """What the model says about the response tokens of a batch, float32 [tokens] on the CPU."""
 
     logprobs: Tensor  # natural log of softmax(logits / temperature)
     entropies: Tensor  # of the whole distribution, in nats; carries no gradient
@@ -89,7 +95,7 @@ def pack(sequences: Sequence[TrainSequence], *, max_rows: int = MAX_TREE_ROWS) -
         ValueError: a prompt or response is empty, or a response and its log-probs differ in length.
     """
     for sequence in sequences:
-        _check(sequence)
+        check(sequence)
     trees = pack_trees([_inputs(sequence) for sequence in sequences], max_rows=max_rows)
     remaining = iter(sequences)
     return [Pack(sequences=tuple(next(remaining) for _ in tree.paths), tree=tree) for tree in trees]
@@ -129,6 +135,10 @@ class TorchPolicy:
         self.model = model
         self._temperature = temperature or 1.0
         self._chunk_rows: int = max(1, max_logits // model.config.vocab_size)
+
+    def pack(self, sequences: Sequence[TrainSequence]) -> list[Pack]:
+        """Pack sequences into trees; see `pack`."""
+        return pack(sequences)
 
     def score(self, work: Pack) -> Scores:
         """Run the model over a pack, with gradient where the caller's mode has it."""
@@ -170,7 +180,12 @@ def _inputs(sequence: TrainSequence) -> list[int]:
     return [*sequence.prompt.tolist(), *sequence.response[:-1].tolist()]
 
 
-def _check(sequence: TrainSequence) -> None:
+def check(sequence: TrainSequence) -> None:
+    """Refuse a sequence without prompt or response, or whose log-probs are of another length.
+
+    Raises:
+        ValueError: it is so.
+    """
     if not len(sequence.prompt) or not len(sequence.response):
         raise ValueError(
             f"a sequence of {len(sequence.prompt)} prompt and {len(sequence.response)} response tokens "

@@ -114,24 +114,36 @@ class RowReader:
 
 def segments_of(record: msgspec.Struct) -> frozenset[str]:
     """Return the segments that a reference, or a record with references, is in."""
-    return frozenset(ref.segment for ref in _refs(record).values())
+    return frozenset(ref.segment for ref in _refs(record))
 
 
 def renamed(record: Record, old: str, new: str) -> Record:
     """Return a reference, or a record with references, after a segment got another name."""
     if isinstance(record, TensorRef):
         return msgspec.structs.replace(record, segment=new) if record.segment == old else record
-    changed = {name: renamed(ref, old, new) for name, ref in _refs(record).items() if ref.segment == old}
-    return msgspec.structs.replace(record, **changed) if changed else record
+    if all(ref.segment != old for ref in _refs(record)):
+        return record
+    fields = msgspec.structs.asdict(record)
+    return msgspec.structs.replace(
+        record, **{name: _renamed_value(value, old, new) for name, value in fields.items()}
+    )
 
 
-def _refs(record: msgspec.Struct) -> dict[str, TensorRef]:
-    """Return the references by field; a reference itself is under the empty name."""
+def _renamed_value(value: Any, old: str, new: str) -> Any:
+    if isinstance(value, TensorRef):
+        return renamed(value, old, new)
+    if isinstance(value, dict):
+        return {key: renamed(v, old, new) if isinstance(v, TensorRef) else v for key, v in value.items()}
+    return value
+
+
+def _refs(record: msgspec.Struct) -> list[TensorRef]:
+    """Return the references in the fields of a record, also in those that are dicts."""
     if isinstance(record, TensorRef):
-        return {"": record}
-    return {
-        name: value for name, value in msgspec.structs.asdict(record).items() if isinstance(value, TensorRef)
-    }
+        return [record]
+    values = list(msgspec.structs.asdict(record).values())
+    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
+    return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
 def _dtype(ref: TensorRef) -> np.dtype[Any]:

@@ -69,6 +69,11 @@ class Group:
         return self.prompt.group_id
 
     @property
+    def prompt_refs(self) -> tuple[TensorRef, ...]:
+        """Return the arrays of the prompt, which all rows share."""
+        return (self.prompt.tokens, *self.prompt.media.values())
+
+    @property
     def is_train(self) -> bool:
         """Whether it is trained on, not only looked at."""
         return self.prompt.purpose is Purpose.TRAIN
@@ -145,6 +150,7 @@ def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
         oldest_version=sample.oldest_version,
         reward=row.reward,
         finish_reason=sample.finish_reason,
+        media=prompt.media,
     )
 
 

@@ -64,7 +64,7 @@ class LedgerState:
     def add(self, prompt: PromptGroup) -> None:
         """Take in a prompt of which nothing is sampled."""
         group = self.groups[prompt.group_id] = Group.of(prompt)
-        self.refer([prompt.tokens])
+        self.refer(group.prompt_refs)
         if group.is_train:
             self.positions.take(group.group_id)
             self.train_groups += 1
@@ -102,7 +102,7 @@ class LedgerState:
         """Take a group out of every table and free all its arrays."""
         for index in range(len(group.rows)):
             self.drop_row(group, SampleIndex(index))
-        self.release([group.prompt.tokens])
+        self.release(group.prompt_refs)
         if group.is_train:
             self.rows[RowState.DROPPED] -= len(group.rows)
             self.train_groups -= 1

@@ -181,3 +181,27 @@ def test_reading_a_dataset_imports_neither_torch_nor_transformers():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_media_are_arrays_and_no_extra_column(load):
+    image = b'{"pixel_values": [[0.5, 1]], "image_grid_thw": [[1, 1, 1]]}'
+    line = b'{"prompt": "p", "label": "1", "image": ' + image + b"}"
+    (row,) = load(line, media_key="image").rows
+    assert row.extra == {}
+    assert row.media["pixel_values"].dtype == "float32"
+    assert row.media["pixel_values"].tolist() == [[0.5, 1.0]]
+    assert row.media["image_grid_thw"].dtype == "int64"
+    assert load(GOOD).rows[0].media == {}
+
+
+@pytest.mark.parametrize(
+    ("media", "fact"),
+    [
+        (b"3", "has a number in field `image`, where an object is wanted"),
+        (b'{"a": [[1], [1, 2]]}', "has no array in `image.a`"),
+        (b'{"a": "text"}', "has no array in `image.a`"),
+        (b'{"a": [null]}', "has no array in `image.a`"),
+    ],
+)
+def test_media_that_are_no_arrays_are_named(refusal, media, fact):
+    assert fact in refusal(b'{"prompt": "p", "label": "1", "image": ' + media + b"}", media_key="image")

@@ -675,6 +675,22 @@ def test_a_segment_used_again_before_it_was_taken_is_not_freed():
     assert loop.ledger.take_freed() == ["shared"]
 
 
+def test_the_media_of_a_prompt_stay_as_long_as_its_tokens_and_go_to_the_trainer():
+    loop = Loop()
+    media = {"pixel_values": ref("images"), "image_grid_thw": ref("images")}
+    loop.ledger.submit(prompt(0, media=media), 0.0)
+    loop.submit()
+    leases = loop.lease()
+    assert leases[0].group.media == media
+    loop.sample(leases)
+    loop.score()
+    batch = loop.batch()
+    assert batch.samples[0].media == media
+    assert loop.ledger.needs("images")
+    assert loop.ack(batch) is Put.ACCEPTED
+    assert "images" in loop.ledger.take_freed()
+
+
 def test_a_dropped_sample_frees_its_arrays_at_once():
     loop = Loop(samples_per_prompt=3)
     loop.submit(1)

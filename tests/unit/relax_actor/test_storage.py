@@ -177,3 +177,24 @@ def test_the_segments_of_a_record_are_known():
     assert segments_of(tensor) == {"a"}
     prompt = PromptGroup(group_id=0, tokens=tensor, samples=1, label="", origin="data.jsonl:1")
     assert segments_of(prompt) == {"a"}
+
+
+def test_references_within_a_dict_are_found_and_renamed():
+    tensor = TensorRef(segment="a", offset=0, dtype="int32", shape=(3,))
+    image = msgspec.structs.replace(tensor, segment="b")
+    prompt = PromptGroup(
+        group_id=0,
+        tokens=tensor,
+        samples=1,
+        label="",
+        origin="data.jsonl:1",
+        extra={"kept": 1},
+        media={"pixel_values": image, "image_grid_thw": tensor},
+    )
+    assert segments_of(prompt) == {"a", "b"}
+    moved = renamed(prompt, "b", "c")
+    assert moved.media["pixel_values"] == msgspec.structs.replace(image, segment="c")
+    assert moved.media["image_grid_thw"] == moved.tokens == tensor
+    assert moved.extra == {"kept": 1}
+    assert segments_of(renamed(moved, "a", "c")) == {"c"}
+    assert renamed(prompt, "z", "c") is prompt
