@@ -51,6 +51,9 @@ MANY = 4096
 
 TICK_S = 1.0
 
+LONG_WAIT_S = 10.0
+"""From here on a waiting trainer is worth a line in the log."""
+
 
 class TransferQueue(Actor):
     """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
@@ -68,7 +71,7 @@ class TransferQueue(Actor):
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
         self._is_told = False  # whether something was answered since the last step
-        self._waits_for = ""
+        self._trainer_waits_since: float | None = None
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -188,7 +191,11 @@ class TransferQueue(Actor):
                 raise HopelessRunError(reason)
             return self._ledger.lease_batch(holder, policy_version, self._now())
 
-        return await self._until(look, wait_s)
+        self._trainer_waits_since = self._now()
+        try:
+            return await self._until(look, wait_s)
+        finally:
+            self._trainer_waits_since = None
 
     @endpoint(idempotent=True)
     def ack_batch(self, holder: Holder, trained: BatchTrained) -> str:
@@ -291,10 +298,11 @@ class TransferQueue(Actor):
             self.ctx.events.emit("eval", **result)
 
     def _say_what_is_awaited(self) -> None:
-        waits_for = self._ledger.waiting_on()
-        if waits_for != self._waits_for:
-            self._waits_for = waits_for
-            self.ctx.events.emit("trainer_waits", reason=waits_for)
+        """Say why the trainer waits, once each time that it waits for long."""
+        since = self._trainer_waits_since
+        if since is not None and self._now() - since >= LONG_WAIT_S:
+            self._trainer_waits_since = None
+            self.ctx.events.emit("trainer_waits", reason=self._ledger.waiting_on())
 
     def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
         stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
