@@ -74,17 +74,18 @@ async def flood(network, address):
     heard = []
     channel = network.connect(address, heard.append, identity=b"flood", limits=LIMITS)
     print("ready", flush=True)
-    for number in range(10_000):
+    async def send(message):
         while True:
             try:
-                channel.send([b"%d" % number])
-                break
+                return channel.send([message])
             except ChannelFull:
                 await asyncio.sleep(0)
+    for number in range(10_000):
+        await send(b"%d" % number)
     while len(heard) < 10_000:
         await asyncio.sleep(0.001)
     in_order = [int(bytes(frames[0])) for frames in heard] == list(range(10_000))
-    channel.send([b"all" if in_order else b"disorder"])
+    await send(b"all" if in_order else b"disorder")
     await asyncio.Event().wait()
 
 asyncio.run(main(sys.argv[1], Address.parse(sys.argv[2])))
