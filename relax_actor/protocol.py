@@ -37,6 +37,21 @@ class TensorRef(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """Trainer to queue, first of all: go on from here; whatever is not in `trained` is sampled anew."""
+
+    step: int  # steps done
+    policy_version: PolicyVersion  # published already, higher than any before
+    trained: str = ""  # JSON of the queue's own record out of the checkpoint; empty at step 0
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to prompts: put these positions of the prompt stream, and these rounds of evaluation prompts."""
+
+    groups: tuple[GroupId, ...] = ()
+    eval_rounds: tuple[int, ...] = ()
+
+
 class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts to queue, once a group: a prompt of which `samples` completions are wanted."""
 
@@ -59,6 +74,13 @@ class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
     group: PromptGroup
     missing: tuple[SampleIndex, ...]  # the completions nobody has put yet
     policy_version: PolicyVersion  # the version that must sample the first token
+
+
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """Queue to rollout: what to sample, and which version must be installed before more is leased."""
+
+    prompts: tuple[PromptLease, ...] = ()
+    policy_version: PolicyVersion | None = None  # the newest published one
 
 
 class SampleReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,25 +164,3 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
     def balances(self) -> bool:
         """Whether no sample is lost or counted twice."""
         return self.submitted == self.trained + self.dropped + self.running + self.queued
-
-
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue to prompts: put these positions of the prompt stream, and these rounds of evaluation prompts."""
-
-    groups: tuple[GroupId, ...] = ()
-    eval_rounds: tuple[int, ...] = ()
-
-
-class Leased(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue to rollout: what to sample, and which version must be installed before more is leased."""
-
-    prompts: tuple[PromptLease, ...] = ()
-    policy_version: PolicyVersion | None = None  # the newest published one
-
-
-class Opened(msgspec.Struct, frozen=True, kw_only=True):
-    """Trainer to queue, first of all: go on from here; whatever is not in `trained` is sampled anew."""
-
-    step: int  # steps done
-    policy_version: PolicyVersion  # published already, higher than any before
-    trained: str = ""  # JSON of the queue's own record out of the checkpoint; empty at step 0
