@@ -426,16 +426,25 @@ def small_group():
     pytest.skip("this user may not make control groups that limit memory here")
 
 
+def killed_in(group):
+    """Return how many processes the kernel has taken in a control group for want of memory."""
+    counters = (group / "memory.events", group / "memory.oom_control")
+    text = next(path for path in counters if path.exists()).read_text()
+    return int(text.split("oom_kill ")[1].split()[0])
+
+
 def test_a_death_for_want_of_memory_is_told_with_its_evidence(tmp_path, small_group):
     script = tmp_path / "hungry.py"
     script.write_text(textwrap.dedent(HUNGRY))
-    run_dir = tmp_path / "run"
-    subprocess.run(
-        [sys.executable, str(script), str(small_group), str(run_dir)],
-        env={**os.environ, "PYTHONPATH": f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}"},
-        check=True,
-        timeout=100,
-    )
+    env = {**os.environ, "PYTHONPATH": f"{SUPPORT}:{os.environ.get('PYTHONPATH', '')}"}
+    for attempt in range(20):
+        run_dir, before = tmp_path / f"run-{attempt}", killed_in(small_group)
+        command = [sys.executable, str(script), str(small_group), str(run_dir)]
+        head = subprocess.run(command, env=env, timeout=100, check=False)
+        # while the memory of the first victim is still being given back, the kernel may take a second one
+        if killed_in(small_group) == before + 1:
+            break
+    assert head.returncode == 0
     events, _ = read_events(run_dir / "events.jsonl")
     (exited,) = [event for event in events if event["kind"] == "child_exited"]
     assert exited["reason"].startswith("out of memory: ")
