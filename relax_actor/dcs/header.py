@@ -3,8 +3,8 @@
     8 bytes, little-endian: length of the JSON  ->  JSON, padded with spaces  ->  tensors without gaps
 
 The padding lets the tensors start at a multiple of 64 bytes. Within a bucket they lie by falling element
-size, so that each is aligned to its element although nothing lies between them. The format allows neither gaps
-nor overlaps, which is why a tensor under two names is two tensors here.
+size, so that each is aligned to its element although nothing lies between them. The format allows neither
+gaps nor overlaps, which is why a tensor under two names is two tensors here.
 
 Source:
     https://github.com/huggingface/safetensors, "Format".

@@ -292,4 +292,4 @@ def test_one_mebibyte_of_shared_memory_is_an_error_and_never_a_sigbus(tmp_path):
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["600000 True True", "3", "7 7"]
+    assert done.stdout.splitlines() == ["600128 True True", "3", "7 7"]
