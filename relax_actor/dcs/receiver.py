@@ -143,8 +143,25 @@ class PolicyReceiver:
                 if self.latest() == newest:
                     raise
 
+    def manifest(self, version: PolicyVersion) -> Manifest:
+        """Return what a version consists of, without a lease.
+
+        Raises:
+            PolicyMissingError: it was not published, or is retired.
+            PolicyCorruptError: its manifest is damaged.
+        """
+        try:
+            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
+                return Manifest.from_bytes(bytes(segment.buf), version)
+        except SegmentMissingError as error:
+            raise PolicyMissingError(version, self.latest()) from error
+
+    def is_visible(self, version: PolicyVersion) -> bool:
+        """Whether a version is published and not retired."""
+        return self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL))
+
     def _leased(self, version: PolicyVersion) -> PolicySnapshot:
-        manifest = self._manifest(version)
+        manifest = self.manifest(version)
         with contextlib.ExitStack() as stack:
             segments = [
                 stack.enter_context(self._bucket(version, index, bucket))
@@ -154,13 +171,6 @@ class PolicyReceiver:
             self._check_visible(version)
             stack.pop_all()
         return PolicySnapshot(manifest, segments)
-
-    def _manifest(self, version: PolicyVersion) -> Manifest:
-        try:
-            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
-                return Manifest.from_bytes(bytes(segment.buf), version)
-        except SegmentMissingError as error:
-            raise PolicyMissingError(version, self.latest()) from error
 
     def _bucket(self, version: PolicyVersion, index: int, bucket: BucketEntry) -> Segment:
         try:
@@ -172,7 +182,7 @@ class PolicyReceiver:
         return segment
 
     def _check_visible(self, version: PolicyVersion) -> None:
-        if not self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL)):
+        if not self.is_visible(version):
             raise PolicyMissingError(version, self.latest())
 
 
