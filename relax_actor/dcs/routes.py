@@ -1,7 +1,7 @@
 """By which ways a policy version reaches a replica, and which of them to try now.
 
-`RouteBook` is pure: it knows what failed when, and says in which order to try. A route that failed rests for a
-while that doubles with every failure in a row, so that a replica with weights does not read a damaged
+`RouteBook` is pure: it knows what failed when, and says in which order to try. A route that failed rests for
+a while that doubles with every failure in a row, so that a replica with weights does not read a damaged
 version again at every decode step. A replica without weights has nothing better to do: it tries them all.
 """
 
