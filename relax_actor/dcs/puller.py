@@ -103,7 +103,7 @@ class PolicyPuller:
             NoRouteError: none did; if one failed half way, the replica's weights are torn.
         """
         failures: list[RouteFailure] = []
-        for route in self._book.order(self._clock.monotonic(), is_urgent=is_urgent):
+        for route in self._book.order(version, self._clock.monotonic(), is_urgent=is_urgent):
             started = time.perf_counter()
             try:
                 manifest = self._install_by(route, install, version)
@@ -123,6 +123,6 @@ class PolicyPuller:
     def _failed(self, route: Route, version: PolicyVersion, error: RelaxError) -> RouteFailure:
         failure = RouteFailure(route=route, reason=str(error))
         if not isinstance(error, PolicyMissingError):  # it leads elsewhere, which is no fault
-            self._book.failed(route, self._clock.monotonic())
+            self._book.failed(route, version, self._clock.monotonic())
         self._on_failure(version, failure)
         return failure
