@@ -402,17 +402,26 @@ class Forgetful(ScriptedEngine):
 
 def test_an_install_that_did_not_reach_the_model_is_found_and_never_sampled(publisher, space):
     engine = Forgetful(seed=1, slots=4, vocab=range(9), stop_token_id=9)
-    found = set()
-    for version in range(8):  # other tensors are read back each time
-        published(publisher, version)
-        with PolicyReceiver(space).open() as snapshot:
-            try:
-                install_probed(engine, snapshot.manifest, snapshot.tensors())
-            except ProbeError as error:
-                found.add(error.name)
-                assert (error.version, engine.version) == (version, None)
-                assert "`t2` of policy version" in str(error)
-    assert found == {"t2"}
+    errors = [error for version in range(8) if (error := probed(engine, publisher, space, version))]
+
+    assert {error.name for error in errors} == {"t2"}  # other tensors are read back each time
+    assert all(
+        f"`t2` of policy version {error.version} was installed wrong" in str(error) for error in errors
+    )
+
+
+def probed(engine, publisher, space, version):
+    """Publish and install a version; return what the probe found."""
+    published(publisher, version)
+    with PolicyReceiver(space).open() as snapshot:
+        try:
+            install_probed(engine, snapshot.manifest, snapshot.tensors())
+        except ProbeError as error:
+            found = error
+        else:
+            found = None
+    assert engine.version == (None if found else version)
+    return found
 
 
 def test_a_probe_compares_what_was_published_in_the_engines_element_type():
