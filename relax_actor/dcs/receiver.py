@@ -26,7 +26,7 @@ from relax_actor.dcs.manifest import (
 from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
-from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace
+from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace, parse_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +38,19 @@ class PolicyMissingError(RelaxError):
     Args:
         version: the version asked for; None is the newest.
         latest: the newest one there is, None before the first.
+        where: it is not there.
     """
 
-    def __init__(self, version: PolicyVersion | None, latest: PolicyVersion | None) -> None:
-        self.version, self.latest = version, latest
+    def __init__(
+        self,
+        version: PolicyVersion | None,
+        latest: PolicyVersion | None,
+        where: str = "in shared memory",
+    ) -> None:
+        self.version, self.latest, self.where = version, latest, where
         wanted = "no policy version" if version is None else f"policy version {version} is not"
         newest = "nothing was published" if latest is None else f"the newest is {latest}"
-        super().__init__(f"{wanted} in shared memory; {newest}")
+        super().__init__(f"{wanted} {where}; {newest}")
 
 
 class PolicySnapshot:
@@ -120,6 +126,12 @@ class PolicyReceiver:
     def latest(self) -> PolicyVersion | None:
         """Return the newest published version, None before the first; a load from memory."""
         return self._latest.load()
+
+    def newest_visible(self) -> PolicyVersion | None:
+        """Return the newest version with a manifest, also where the word that announces it was lost."""
+        visible = {parse_name(name) for name in self._space.names(OWNER)}
+        versions = [name.incarnation for name in visible if name.label == MANIFEST_LABEL]
+        return PolicyVersion(max(versions)) if versions else None
 
     def open(self, version: PolicyVersion | None = None) -> PolicySnapshot:
         """Lease a version.
