@@ -1,13 +1,13 @@
-"""What do policy versions cost on a CPU? Publish, install and relay, beside copies and raw streams of the round.
+"""What do policy versions cost on a CPU? Publish, install and relay, beside copies and raw streams.
 
     python benchmarks/dcs.py --mib 256 --rounds 7
 
 Within a round everything is measured once, one after another, on warm memory; ratios are taken round by
-round. Publishing sums up as well as copies, so beside memcpy there is memcpy and then XXH3 over the same bytes.
-The raw streams go from process to process over loopback TCP, out of one mapped segment and into another:
-bare sockets, and ZeroMQ (PUSH and PULL, messages of 8 MiB, received as frames and copied). The relay is two
-stores in processes of a tree, each with a folder of shared memory; its rate is from the first word of the offer
-until the version is visible, checksums included.
+round. Publishing sums up as well as copies, so beside memcpy there is memcpy and then XXH3 over the same
+bytes. The raw streams go from process to process over loopback TCP, out of one mapped segment and into
+another: bare sockets, and ZeroMQ (PUSH and PULL, messages of 8 MiB, received as frames and copied). The relay
+is two stores in processes of a tree, each with a folder of shared memory; its rate is from the offer until
+the version is visible, checksums included.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def figures(rounds: list[dict[str, float]]) -> dict[str, object]:
 
 
 @contextmanager
-def bench(nbytes: int):
+def bench(nbytes: int) -> Iterator[dict[str, Callable[[], float]]]:
     """Yield what is measured: by name, a function that does it once and returns its seconds."""
     root = Path(tempfile.mkdtemp(prefix="relax-bench-dcs-", dir="/dev/shm"))
     run_id = secrets.token_hex(4)
@@ -108,9 +108,7 @@ class _Host:
 
     def __init__(self, tree: Supervisor, publisher: PolicyPublisher, root: Path, nbytes: int) -> None:
         self._tree, self._publisher, self._nbytes = tree, publisher, nbytes
-        self._here, self._there = (
-            PolicyReceiver(ShmSpace(tree.run_id, root / name)) for name in NAMES
-        )
+        self._here, self._there = (PolicyReceiver(ShmSpace(tree.run_id, root / name)) for name in NAMES)
         self.flat = np.random.default_rng(0).integers(0, 255, nbytes, np.uint8)
         self.copies = np.zeros(nbytes, np.uint8)
         self._weights = [

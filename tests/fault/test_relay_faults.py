@@ -65,7 +65,9 @@ class Play:
             yield tree
 
     def events(self, kind):
-        return [event for event in read_events(self.tmp_path / "run/events.jsonl")[0] if event["kind"] == kind]
+        return [
+            event for event in read_events(self.tmp_path / "run/events.jsonl")[0] if event["kind"] == kind
+        ]
 
     def deaths(self, name):
         return [event for event in self.events("child_exited") if event["child"] == name]
@@ -92,7 +94,7 @@ class Play:
 
 @pytest.fixture
 def play(tmp_path):
-    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"
+    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
     root.mkdir()
     yield Play(tmp_path, root)
     shutil.rmtree(root)
