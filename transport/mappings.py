@@ -91,7 +91,7 @@ class Mappings:
         # The lease ends with this array: views hold on to it, and it does not end the mapping.
         held = np.frombuffer(mapping, np.uint8)
         weakref.finalize(held, os.close, lock)
-        return Segment(name, mapping, memoryview(held))
+        return Segment(name, mapping, held.data)
 
     def _mapping(self, name: str, lock: int) -> mmap.mmap:
         stat = os.fstat(lock)

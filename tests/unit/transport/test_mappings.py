@@ -1,6 +1,6 @@
 """Mappings that outlive their leases."""
 
-import os
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +25,10 @@ def create(space, label="b0", nbytes=100):
     with space.create("dcs", 0, label, nbytes) as segment:
         segment.buf[0] = 7
         return segment.name
+
+
+def open_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def is_free(space, name):
@@ -76,7 +80,7 @@ def test_the_mapping_follows_the_segment_to_another_name(space, kept):
 
 
 def test_what_has_no_name_is_given_up_and_its_descriptors_with_it(space, kept):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     name = create(space)
     segment = kept.lease(name)
     kept.trim()
@@ -86,7 +90,7 @@ def test_what_has_no_name_is_given_up_and_its_descriptors_with_it(space, kept):
     assert len(kept) == 0
     assert segment.buf[0] == 7
     del segment
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 def test_beyond_the_limit_segments_are_mapped_for_one_lease(space, kept, monkeypatch):
@@ -101,7 +105,7 @@ def test_beyond_the_limit_segments_are_mapped_for_one_lease(space, kept, monkeyp
 
 
 def test_a_segment_that_is_locked_missing_or_unfinished_is_refused(space, kept):
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     name = create(space)
     lock = space.try_lock(name)
     with pytest.raises(SegmentBusyError):
@@ -113,4 +117,4 @@ def test_a_segment_that_is_locked_missing_or_unfinished_is_refused(space, kept):
     space.unlink(name)
     with pytest.raises(SegmentMissingError):
         kept.lease(name)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
