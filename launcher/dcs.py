@@ -172,7 +172,7 @@ def _damage(error: PolicyCorruptError) -> Damage:
 
 def _lines(verdict: Verdict) -> list[str]:
     if not verdict.corrupt:
-        what = f"{verdict.buckets} buckets, {size(verdict.nbytes or 0)}"
+        what = f"{verdict.buckets} bucket{'s' * (verdict.buckets != 1)}, {size(verdict.nbytes or 0)}"
         return [f"policy version {verdict.version}: {what}, as published"]
     return [
         str(PolicyCorruptError(verdict.version, damage.bucket, damage.expected, damage.found))

@@ -142,6 +142,6 @@ def _exported(manifest: Manifest, folder: Path, *, link: bool) -> Exported:
 
 
 def _said(done: Exported) -> str:
-    what = f"policy version {done.version} of step {done.step}: {done.files} files, {size(done.nbytes)}"
+    files = f"{done.files} file{'s' * (done.files != 1)}, {size(done.nbytes)}"
     linked = f"\nthe links lead nowhere once version {done.version} is retired" if done.linked else ""
-    return f"{done.folder}: {what}{linked}"
+    return f"{done.folder}: policy version {done.version} of step {done.step}: {files}{linked}"

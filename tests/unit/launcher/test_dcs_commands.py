@@ -247,7 +247,7 @@ def test_a_run_is_found_by_its_id_while_it_has_shared_memory(relax, tmp_path, mo
     try:
         with PolicyPublisher(space) as publisher:
             publish(publisher, 7)
-            assert relax("dcs", "verify", space.run_id)[1].startswith("policy version 7: 1 buckets, 640 B")
+            assert relax("dcs", "verify", space.run_id)[1].startswith("policy version 7: 1 bucket, 640 B")
             fact = f"which model `{space.run_id}` trains is not written down"
             refused = relax("dcs", "export", space.run_id, "latest", tmp_path / "out")
             assert refused == (2, "", f"error: {fact}\n\nhint: --model names its folder\n")
