@@ -87,7 +87,7 @@ def test_a_killed_rollout_is_brought_to_the_current_version_while_the_trainer_is
 
 @pytest.mark.parametrize("engine", ["scripted", "transformers"])
 def test_with_shared_memory_gone_a_rollout_borrows_from_the_other_one(run_loop, engine):
-    """I4, I5, I7: also if it is killed while it does; afterwards versions come through shared memory again."""
+    """I4, I5, I7: also if it is killed while it does; later versions come through shared memory again."""
     stopped = StoppedTrainer(sweep=True, lives=4)
     plan = [
         Fault(actor=VICTIM, point="install_bucket", incarnation=2),
