@@ -37,6 +37,7 @@ from transport.shm import ShmSpace
 NAMES = ("store_a", "store_b")
 BUCKET_BYTES = 64 << 20
 CHUNK_BYTES = 8 << 20
+SENDERS = multiprocessing.get_context("forkserver")  # a fork would make this process' memory copy on write
 WARM_UP = 3
 """Rounds that are not counted: memory is made and touched."""
 
@@ -105,10 +106,10 @@ def bench(nbytes: int) -> Iterator[dict[str, Callable[[], Took]]]:
                 "memcpy": lambda: timed(lambda: np.copyto(host.copies, host.flat)),
                 "publish": host.publish,
                 "relay": host.await_relay,
-                "raw_tcp": lambda: raw_tcp(source.buf, target.buf),
+                "raw_tcp": lambda: raw_tcp(raw, source.name, target.buf),
                 "memcpy_then_xxh3": host.copy_and_sum,
                 "install": host.install,
-                "raw_zmq": lambda: raw_zmq(source.buf, target.buf),
+                "raw_zmq": lambda: raw_zmq(raw, source.name, target.buf),
             }
     finally:
         shutil.rmtree(root)
@@ -165,12 +166,10 @@ def timed(work: Callable[[], object]) -> Took:
     return Took(time.perf_counter() - started, time.thread_time() - cpu_s)
 
 
-def raw_tcp(source: memoryview, target: memoryview) -> Took:
+def raw_tcp(space: ShmSpace, source: str, target: memoryview) -> Took:
     """Stream one mapping into another, over loopback, from a process to this one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = multiprocessing.get_context("fork").Process(
-            target=_send_tcp, args=(server.getsockname()[1], source)
-        )
+        sender = SENDERS.Process(target=_send_tcp, args=(server.getsockname()[1], space, source))
         sender.start()
         connection, _ = server.accept()
         with connection:
@@ -183,18 +182,19 @@ def raw_tcp(source: memoryview, target: memoryview) -> Took:
     return Took(seconds)
 
 
-def _send_tcp(port: int, source: memoryview) -> None:
+def _send_tcp(port: int, space: ShmSpace, name: str) -> None:
+    source = _warmed(space, name)
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(b"!")
         connection.sendall(source)
 
 
-def raw_zmq(source: memoryview, target: memoryview) -> Took:
+def raw_zmq(space: ShmSpace, source: str, target: memoryview) -> Took:
     """Do the same by ZeroMQ, which receives into memory of its own."""
     with zmq.Context() as context, context.socket(zmq.PULL) as pull:
         port = pull.bind_to_random_port("tcp://127.0.0.1")
-        sender = multiprocessing.get_context("fork").Process(target=_send_zmq, args=(port, source))
+        sender = SENDERS.Process(target=_send_zmq, args=(port, space, source))
         sender.start()
         pull.recv()
         started, done = time.perf_counter(), 0
@@ -207,7 +207,15 @@ def raw_zmq(source: memoryview, target: memoryview) -> Took:
     return Took(seconds)
 
 
-def _send_zmq(port: int, source: memoryview) -> None:
+def _warmed(space: ShmSpace, name: str) -> memoryview:
+    """Map a segment and touch every page of it."""
+    data = space.attach(name).buf
+    xxhash.xxh3_64_intdigest(data)
+    return data
+
+
+def _send_zmq(port: int, space: ShmSpace, name: str) -> None:
+    source = _warmed(space, name)
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.connect(f"tcp://127.0.0.1:{port}")
         push.send(b"!")
