@@ -115,9 +115,8 @@ class BulkPool:
             writable: there will be one receiver, once, and the copy is its own.
             local: the receiver is on this host, as far as is known.
         """
-        first = frames[0]
-        if len(frames) == 1 and len(first) < BODY_BYTES:
-            return Staged(body=bytes(first), inline_bytes=len(first))
+        if len(frames) == 1 and (nbytes := len(frames[0])) < BODY_BYTES:
+            return Staged(bytes(frames[0]), (), (), nbytes)
         sizes = [memoryview(frame).nbytes for frame in frames]
         if self._space is None or not local or max(sizes) < BULK_BYTES:
             return Staged(frames=frames, inline_bytes=sum(sizes))

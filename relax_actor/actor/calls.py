@@ -280,7 +280,8 @@ class Calls:
         return True
 
     def _sent(self, peer: Peer, pending: Pending) -> None:
-        pending.payload.sent_to(peer.holder)
+        if pending.payload.pool is not None:
+            pending.payload.sent_to(peer.holder)
         pending.sent_to = peer.incarnation
         if not pending.query:
             peer.messages -= 1
@@ -393,7 +394,8 @@ class Calls:
     ) -> None:
         """Note how a call ended; it must be in no other table any more."""
         self._deadlines.remove(pending, pending.deadline)
-        pending.payload.release()
+        if pending.payload.pool is not None:
+            pending.payload.release()
         self.ended.append(Ended(pending, error, answer, frames))
 
     def _timeout(self, pending: Pending) -> CallTimeout:

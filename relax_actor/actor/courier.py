@@ -10,19 +10,19 @@ Invariants: those of `calls`; and records for `on_record` are handed over in the
 
 import asyncio
 import itertools
-import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent import futures
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from relax_actor.actor import cycles, failure, wire
 from relax_actor.actor.base import EndpointOptions
-from relax_actor.actor.bulk import NOTHING, BulkPool, BulkViews, Staged
+from relax_actor.actor.bulk import BODY_BYTES, NOTHING, BulkPool, BulkViews, Staged
 from relax_actor.actor.calls import Calls, Ended, Peer, Pending
 from relax_actor.actor.convert import convert, signature_of
 from relax_actor.actor.cycles import PROBE_AFTER_S, PROBE_AGAIN_S, Wait
@@ -137,7 +137,7 @@ class Courier:
         self._calls = Calls(holder, run_id, self._pool, self._flush_later, self._expire_soon)
         self.refused: Counter[str] = Counter()
         self.dead_letters = DeadLetters()
-        self._outbox = Outbox(self.send, self._flush_outbox_later, self.refused)
+        self._outbox = Outbox(self._send, self._flush_outbox_later, self.refused)
         self._remote, self._keys, self._head_line = remote, keys, head_line
         self.lines = Lines(self.send)
         self._listener: Listener
@@ -249,7 +249,10 @@ class Courier:
         """Make arguments ready to be sent; see `Ref.pack`."""
         try:
             if not kwargs and all(map(codec.is_scalar, args)):
-                frames: Frames = (codec.pack_scalars((args, kwargs)),)
+                body = codec.pack_scalars((args, kwargs))
+                if len(body) < BODY_BYTES:
+                    return Staged(body, (), (), len(body))
+                frames: Frames = (body,)
             else:
                 frames = codec.pack([list(args), kwargs])
         except CodecError as error:
@@ -325,7 +328,8 @@ class Courier:
         if incoming.call.wants_reply:
             payload = self._stage_for(incoming.peer, value)
             answer = Result(id=incoming.call.id, body=payload.body, bulk=payload.refs)
-            self.say(incoming.peer, answer, payload)
+            with self._lock:
+                self._outbox.say(incoming.peer, answer, payload)  # who has a line makes no calls
 
     def refuse(self, incoming: Incoming, failed: Failed) -> None:
         """Answer a call with a failure; any thread."""
@@ -368,11 +372,14 @@ class Courier:
             ChannelClosed: this process is ending.
         """
         with self._lock:
-            try:
-                self._routes.get(peer, self._listener).send(peer, frames)
-            except (PeerUnreachable, ChannelClosed):
-                self._routes.pop(peer, None)
-                raise
+            self._send(peer, frames)
+
+    def _send(self, peer: bytes, frames: Frames) -> None:
+        try:
+            self._routes.get(peer, self._listener).send(peer, frames)
+        except (PeerUnreachable, ChannelClosed):
+            self._routes.pop(peer, None)
+            raise
 
     def _send_head(self, frames: Frames) -> None:
         with self._lock:
@@ -428,9 +435,7 @@ class Courier:
 
     def _connect(self, peer: Peer, address: Address) -> Channel:
         peer.is_local = address.scheme != "tcp"
-        return self._network.connect(
-            address, lambda frames: self._answered(peer, frames), identity=self._identity
-        )
+        return self._network.connect(address, partial(self._answered, peer), identity=self._identity)
 
     # -- waiting --------------------------------------------------------------------------------
 
@@ -458,16 +463,19 @@ class Courier:
     def _wait_until(
         self, reply: Reply[Any], deadline: float | None, *, blocks: bool, is_reader: bool
     ) -> None:
-        probe_at = time.monotonic() + PROBE_AFTER_S if blocks else math.inf
+        probe_at = time.monotonic() + PROBE_AFTER_S if blocks else None
         while not reply.done():
+            if probe_at is None and deadline is None:
+                self._rest(reply, None, is_reader=is_reader)
+                continue
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return
-            if now >= probe_at:
+            if probe_at is not None and now >= probe_at:
                 self._probe()
                 probe_at = now + PROBE_AGAIN_S
-            until = min(probe_at, math.inf if deadline is None else deadline)
-            self._rest(reply, None if until == math.inf else until - now, is_reader=is_reader)
+            until = min(each for each in (probe_at, deadline) if each is not None)
+            self._rest(reply, until - now, is_reader=is_reader)
 
     def _rest(self, reply: Reply[Any], timeout_s: float | None, *, is_reader: bool) -> None:
         if is_reader:

@@ -144,6 +144,7 @@ class _Process(Callee):
         self._timer: asyncio.TimerHandle | None = None
         self._turn_is_due = self._reads_now = False
         self._actor: Actor
+        self._has_step = True
         self._promoted: asyncio.Future[Promote]
         self.gang = Gang()
         space = ShmSpace(config.run_id, config.shm_root)
@@ -180,6 +181,7 @@ class _Process(Callee):
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
             self._actor = self._construct(arguments)
+            self._has_step = type(self._actor).step is not Actor.step
             if self._spawn.is_spare:
                 await self._await_promotion()
             self._duty.start(self._holder)
@@ -250,6 +252,7 @@ class _Process(Callee):
             self._handle_waiting()
             delay_s = None if self._stopping else self._step()
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
+            self._duty.idle()
             self._end(error)
             return
         if self._timer is not None:
@@ -262,21 +265,23 @@ class _Process(Callee):
 
     def _step(self) -> float | None:
         """Let the actor work; what it raises because its gang broke meanwhile is not its failure."""
-        if not self._may_work:
+        if not (self._has_step and self._may_work):
             return None
         breaks = self.gang.breaks
         try:
-            with self._duty.busy("step"):
-                return self._actor.step()
+            self._duty.busy("step")
+            delay_s = self._actor.step()
         except Exception as error:
             if not self.gang.broke_since(breaks, error):
                 raise
             self._context.events.emit("gang_left", epoch=self.gang.epoch, method="step")
-            return None
+            delay_s = None
+        self._duty.idle()
+        return delay_s
 
     @property
     def _may_work(self) -> bool:
-        return self.gang.is_whole or not self._spawn.is_rank
+        return not self._spawn.is_rank or self.gang.is_whole
 
     def _next_turn(self) -> None:
         if not self._turn_is_due:
@@ -292,8 +297,9 @@ class _Process(Callee):
             if not self._mailbox or self._stopping or not self._may_work:
                 return
             incoming = self._mailbox.take()
-            with self._duty.busy(incoming.call.method):
-                self._handle(incoming)
+            self._duty.busy(incoming.call.method)
+            self._handle(incoming)
+            self._duty.idle()
 
     def _end(self, error: BaseException | None = None) -> None:
         if self._ended.done():
@@ -313,10 +319,10 @@ class _Process(Callee):
         elif endpoint is None:
             detail = f"{type(self._actor).__name__} has no endpoint {call.method!r}"
             self._refuse(incoming, DeadReason.UNKNOWN, detail)
-        elif time.monotonic() >= incoming.expires:
+        elif (now := time.monotonic()) >= incoming.expires:
             self._refuse(incoming, DeadReason.EXPIRED, f"{call.method} waited longer than its caller does")
         else:
-            self._running, self._running_since = incoming, time.monotonic()
+            self._running, self._running_since = incoming, now
             self._start(incoming, endpoint)
             self._running = None
 
@@ -519,11 +525,12 @@ class _Process(Callee):
         if not self.gang.is_whole:
             return  # broken before it was joined
         try:
-            with self._duty.busy("on_regroup"):
-                self._actor.on_regroup(group.epoch)
+            self._duty.busy("on_regroup")
+            self._actor.on_regroup(group.epoch)
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
             if not self.gang.broke_since(breaks, error):
                 self._end(error)
+        self._duty.idle()
         self._next_turn()
 
     # -- Host -----------------------------------------------------------------------------------
