@@ -23,7 +23,7 @@ _ENDED = frozenset({_FINISHED, "CANCELLED", "CANCELLED_AND_NOTIFIED"})
 
 
 class Waiter(Protocol):
-    """Who carries a reply; see `courier.Courier`."""
+    """Who carries a reply; see `waits.Waits`."""
 
     def wait_for(self, reply: "Reply[Any]", timeout_s: float | None) -> None:
         """Return when the reply has ended, or after `timeout_s`."""
@@ -126,7 +126,7 @@ class OnFull(StrEnum):
 
 
 class Sender(Protocol):
-    """What a ref needs to send a call; see `courier.Courier.ask`."""
+    """What a ref needs to send a call; see `caller.Caller`."""
 
     def ask(
         self,
