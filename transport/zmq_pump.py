@@ -73,9 +73,9 @@ class Pump:
             zmq.ZMQError: another refusal of the first frame; nothing was sent.
         """
         try:
-            for index in range(last := len(frames) - 1):
-                self._socket.send(frames[index], _MORE_FRAMES, _is_small(frames[index]))
-            self._socket.send(frames[last], _LAST_FRAME, _is_small(frames[last]))
+            for frame in frames[:-1]:
+                self._socket.send(frame, _MORE_FRAMES, _is_small(frame))
+            self._socket.send(frames[-1], _LAST_FRAME, _is_small(frames[-1]))
         finally:  # also where libzmq refused: it may have consumed the edge all the same
             if not (self._drain_is_due or self._is_in_doubt):
                 self._doubt()

@@ -85,9 +85,8 @@ class Caller:
         """Make arguments ready to be sent; see `Ref.pack`."""
         try:
             if not kwargs and all(map(codec.is_scalar, args)):
-                frames: Frames = (codec.pack_scalars((args, kwargs)),)
-            else:
-                frames = codec.pack([list(args), kwargs])
+                return self._pool.stage((codec.pack_scalars((args, kwargs)),), writable=writable)
+            frames = codec.pack([list(args), kwargs])
         except CodecError as error:
             raise SerializationError(str(error)) from error
         return self._pool.stage(frames, writable=writable)

@@ -79,8 +79,6 @@ class Watch:
             hand_over = self._others > 0
         if hand_over:
             self._call_io(self._take_over)
-        else:
-            self.stir()
 
     def rest(self, timeout_s: float | None) -> None:
         """Wait for messages, at most so long, and read them; only after `enter` returned True."""
