@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from relax_actor.dcs.manifest import Manifest, PolicyCorruptError
+from relax_actor.dcs.probe import ProbeError
 from relax_actor.dcs.receiver import PolicyMissingError
 from relax_actor.dcs.routes import Route, RouteBook
 from relax_actor.dcs.source import PolicySource, SourceUnavailableError
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 Install = Callable[[Manifest, "Iterator[tuple[str, Tensor]]"], None]
 """Copies all tensors, and returns only if they are all in place and whole."""
 
-ROUTE_ERRORS = (SourceUnavailableError, PolicyMissingError, PolicyCorruptError)
-"""What says something about a route and not about the replica."""
+ROUTE_ERRORS = (SourceUnavailableError, PolicyMissingError, PolicyCorruptError, ProbeError)
+"""What another route may do better."""
 
 
 class RouteFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class PolicyPuller:
             NoRouteError: none did; if one failed half way, the replica's weights are torn.
         """
         failures: list[RouteFailure] = []
-        for route in self._book.order(self._clock.monotonic(), is_urgent=is_urgent):
+        for route in self._book.order(version, self._clock.monotonic(), is_urgent=is_urgent):
             started = time.perf_counter()
             try:
                 manifest = self._install_by(route, install, version)
@@ -121,6 +122,7 @@ class PolicyPuller:
 
     def _failed(self, route: Route, version: PolicyVersion, error: RelaxError) -> RouteFailure:
         failure = RouteFailure(route=route, reason=str(error))
-        self._book.failed(route, self._clock.monotonic())
+        if not isinstance(error, PolicyMissingError):  # it leads elsewhere, which is no fault
+            self._book.failed(route, version, self._clock.monotonic())
         self._on_failure(version, failure)
         return failure

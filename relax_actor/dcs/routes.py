@@ -1,8 +1,9 @@
 """By which ways a policy version reaches a replica, and which of them to try now.
 
-`RouteBook` is pure: it knows what failed when, and says in which order to try. A route that failed rests for a
-while that doubles with every failure in a row, so that a replica with weights does not read a damaged
-version again at every decode step. A replica without weights has nothing better to do: it tries them all.
+`RouteBook` is pure: it knows what failed when, and says in which order to try. A route that failed to bring a
+version rests for a while that doubles with every failure in a row, so that a replica with weights does not
+read a damaged version again at every decode step; the next version is tried at once. A replica without
+weights has nothing better to do: it tries all routes.
 """
 
 from collections.abc import Iterable
@@ -35,29 +36,34 @@ class RouteBook:
         has = set(routes)
         self._routes = tuple(route for route in Route if route in has)
         self._failures: dict[Route, int] = {}  # in a row
-        self._rests_until: dict[Route, float] = {}
+        self._rests: dict[Route, tuple[PolicyVersion, float]] = {}  # from which version, until when
 
-    def order(self, now: float, *, is_urgent: bool) -> tuple[Route, ...]:
+    def order(self, version: PolicyVersion, now: float, *, is_urgent: bool) -> tuple[Route, ...]:
         """Return the routes to try, one after the other.
 
         Args:
+            version: what is to be brought.
             now: seconds, as everywhere here on one monotonic clock.
             is_urgent: the replica has no weights to go on with, so resting routes are tried too, last.
         """
-        live = tuple(route for route in self._routes if self._rests_until.get(route, now) <= now)
+        live = tuple(route for route in self._routes if not self._is_resting(route, version, now))
         resting = tuple(route for route in self._routes if route not in live)
         return live + resting if is_urgent else live
 
-    def failed(self, route: Route, now: float) -> None:
-        """Let a route rest, longer each time in a row."""
+    def failed(self, route: Route, version: PolicyVersion, now: float) -> None:
+        """Let a route rest from a version, longer each time in a row."""
         failures = self._failures[route] = self._failures.get(route, 0) + 1
         rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2.0 ** min(failures - 1, 30))
-        self._rests_until[route] = now + rest_s
+        self._rests[route] = (version, now + rest_s)
 
     def succeeded(self, route: Route) -> None:
         """Forget a route's failures."""
         self._failures.pop(route, None)
-        self._rests_until.pop(route, None)
+        self._rests.pop(route, None)
+
+    def _is_resting(self, route: Route, version: PolicyVersion, now: float) -> bool:
+        failed, until = self._rests.get(route, (version, now))
+        return version == failed and now < until
 
 
 def targets(

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Protocol
 
 from relax_actor.dcs.manifest import Manifest
-from relax_actor.dcs.receiver import PolicyReceiver, PolicySnapshot
+from relax_actor.dcs.receiver import PolicyMissingError, PolicyReceiver, PolicySnapshot
 from relax_actor.dcs.routes import Route
 from relax_actor.errors import RelaxError
 from relax_actor.ids import PolicyVersion
@@ -59,11 +59,14 @@ class PolicySource(Protocol):
         ...
 
     def latest(self) -> PolicyVersion | None:
-        """Return the newest version it knows it could open; None where it knows none. Must be quick."""
+        """Return the newest version it knows it could open; None where it knows none.
+
+        Asked only for a replica without weights, so it may take a second or two.
+        """
         ...
 
     def open(self, version: PolicyVersion) -> AbstractContextManager[OpenVersion]:
-        """Open a version; it is held until the context ends.
+        """Open a version, or a newer one where that has taken its place; held until the context ends.
 
         Raises:
             SourceUnavailableError: this way is closed.
@@ -86,15 +89,24 @@ class SharedMemorySource:
         self._receiver = receiver
 
     def latest(self) -> PolicyVersion | None:
-        """Return the newest version in shared memory; a load from memory."""
-        return self._receiver.latest()
+        """Return the newest version in shared memory, also where nobody announces it any more."""
+        announced = self._receiver.latest()
+        return self._receiver.newest_visible() if announced is None else announced
 
     def open(self, version: PolicyVersion) -> AbstractContextManager[PolicySnapshot]:
         """Lease a version and verify all of it, so that damage is found before an install has begun."""
-        snapshot = self._receiver.open(version)
+        snapshot = self._leased(version)
         try:
             snapshot.verify()
         except BaseException:
             snapshot.close()
             raise
         return closing(snapshot)
+
+    def _leased(self, version: PolicyVersion) -> PolicySnapshot:
+        try:
+            return self._receiver.open(version)
+        except PolicyMissingError as error:
+            if error.latest is None or error.latest <= version:
+                raise
+            return self._receiver.open()  # it was retired since it was announced
