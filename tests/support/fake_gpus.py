@@ -26,7 +26,6 @@ class FakeGpus:
     def __init__(self, root, uuids=("GPU-a", "GPU-b"), capacity=1 << 40):
         self.root, self._uuids, self._left = Path(root), tuple(uuids), capacity
         self.pinned = {}
-        self.copies = []
 
     def uuids(self):
         return self._uuids
@@ -68,6 +67,11 @@ class FakeGpus:
 
     def finish_current(self, device):
         self.torch_device(device)
+
+
+def left_behind(root):
+    """Return what living processes have not freed; a GPU frees what was a dead one's by itself."""
+    return [path for path in Path(root).iterdir() if _is_alive(int(path.name.split(".")[1]))]
 
 
 class FakeMemory:
