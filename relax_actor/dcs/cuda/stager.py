@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
 from relax_actor.dcs.cuda.device import Gpus, Lane, Mark
@@ -55,6 +56,18 @@ class StageClosedError(RelaxError):
     """A GPU route cannot be taken now."""
 
 
+class Staged(msgspec.Struct, frozen=True, kw_only=True):
+    """How a transfer ended."""
+
+    version: PolicyVersion
+    route: Route
+    device: str  # UUID of the replica's GPU
+    nbytes: int  # that lay ready
+    seconds: float
+    copying_s: float  # of these, while at least one chunk was on its way
+    failure: str  # empty where the reader has all of it
+
+
 class Stager:
     """Brings versions to the GPUs of this host.
 
@@ -65,6 +78,7 @@ class Stager:
         slot_bytes: the size of a slot, at most; larger buckets go through in pieces.
         slots: how many slots a ring has.
         stall_s: how long a reader may stand still.
+        on_staged: told, in a thread of its own, of each transfer that has ended.
     """
 
     def __init__(
@@ -76,9 +90,10 @@ class Stager:
         slot_bytes: int = SLOT_BYTES,
         slots: int = 2,
         stall_s: float = STALL_S,
+        on_staged: Callable[[Staged], None] = lambda _: None,
     ) -> None:
         self._space, self._incarnation, self._stall_s = space, incarnation, stall_s
-        self._gpus = gpus
+        self._gpus, self._on_staged = gpus, on_staged
         space.sweep(STAGE_OWNER)
         self._alive_name = _made(space, incarnation, ALIVE_LABEL, 1)
         self._alive = space.try_lock(self._alive_name)
@@ -151,7 +166,7 @@ class Stager:
             transfer = _Transfer(
                 self._gpus, request, source, slots, page, is_read=lambda: self._is_read(name), stall_s=self._stall_s
             )
-            transfer.start(stack.pop_all().close)
+            transfer.start(stack.pop_all().close, self._on_staged)
         self._transfers.append(transfer)
         return StageOffer(
             page=name,
@@ -289,11 +304,13 @@ class _Transfer:
         self._lane: Lane = gpus.lane(source.device or request.device)
         self._pending: deque[Mark] = deque()
         self._stopping = threading.Event()
+        self._copying_since = self._copying_s = 0.0
         self._thread: threading.Thread | None = None
 
-    def start(self, clean_up: Callable[[], None]) -> None:
+    def start(self, clean_up: Callable[[], None], on_end: Callable[[Staged], None]) -> None:
         """Begin, in a thread of its own; `clean_up` follows the end, whatever it is."""
-        self._thread = threading.Thread(target=self._run, args=(clean_up,), name="dcs-stage", daemon=True)
+        arguments = (clean_up, on_end)
+        self._thread = threading.Thread(target=self._run, args=arguments, name="dcs-stage", daemon=True)
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -306,20 +323,28 @@ class _Transfer:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, clean_up: Callable[[], None]) -> None:
+    def _run(self, clean_up: Callable[[], None], on_end: Callable[[Staged], None]) -> None:
+        started, failure = time.perf_counter(), None
         try:
             self._move_all()
-        except PolicyCorruptError as error:
-            self._page.fail(
-                Failure(reason=str(error), bucket=error.bucket, expected=error.expected, found=error.found)
-            )
         except Exception as error:  # noqa: BLE001 - the reader is told, takes another way, and its log says why
-            self._page.fail(Failure(reason=self._said(error)))
-        finally:
-            with contextlib.suppress(Exception):  # a GPU that is lost cannot be waited for
-                self._settle()
-            self._page.close()
-            clean_up()
+            failure = self._failure(error)
+            self._page.fail(failure)
+        with contextlib.suppress(Exception):  # a GPU that is lost cannot be waited for
+            self._settle()
+        self._page.close()
+        clean_up()
+        on_end(
+            Staged(
+                version=self._request.version,
+                route=self._request.route,
+                device=self._request.device,
+                nbytes=sum(chunk.nbytes for chunk in self._chunks[: self._ring.filled]),
+                seconds=time.perf_counter() - started,
+                copying_s=self._copying_s,
+                failure=failure.reason if failure else "",
+            )
+        )
 
     def _move_all(self) -> None:
         patience = _Patience(self._is_read, self._stall_s)
@@ -344,6 +369,7 @@ class _Transfer:
         slot = self._slots[self._ring.launched % len(self._slots)]
         with self._lane:
             slot[: chunk.nbytes].copy_(data, non_blocking=True)
+        self._copying_since = self._copying_since if self._pending else time.perf_counter()
         self._pending.append(self._lane.mark())
         self._ring.launched += 1
         point("stage_chunk")
@@ -353,6 +379,8 @@ class _Transfer:
         if not self._pending or not self._pending[0].is_done():
             return False
         self._pending.popleft()
+        if not self._pending:
+            self._copying_s += time.perf_counter() - self._copying_since
         self._ring.filled += 1
         self._page.filled = self._ring.filled
         return True
@@ -362,11 +390,15 @@ class _Transfer:
         while self._pending:
             self._pending.popleft().synchronize()
 
-    def _said(self, error: Exception) -> str:
+    def _failure(self, error: Exception) -> Failure:
+        if isinstance(error, PolicyCorruptError):
+            return Failure(
+                reason=str(error), bucket=error.bucket, expected=error.expected, found=error.found
+            )
         number = min(self._ring.launched, len(self._chunks) - 1)
         nbytes = self._chunks[number].nbytes
         where = f"chunk {number} of {len(self._chunks)}, {nbytes} bytes, to {self._request.device}"
-        return f"{where}: {type(error).__name__}: {error}"
+        return Failure(reason=f"{where}: {type(error).__name__}: {error}")
 
 
 class _Patience:
