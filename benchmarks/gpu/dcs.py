@@ -34,7 +34,7 @@ MODELS = ("tiny",) if REHEARSAL else ("1.7b", "4b")
 STORM_MODEL = MODELS[0]
 STORM_S, KILL_EVERY_S = (3.0, 1.0) if REHEARSAL else (30.0, 5.0)
 BLOCKS, STEPS = (2, 3) if REHEARSAL else (3, 5)
-INSTALLS = 6
+INSTALLS = 5
 BUCKET_BYTES = (32 << 10) if REHEARSAL else (512 << 20)
 DEADLINE_S = time.monotonic() + 225  # the machine is lent by the minute
 
@@ -127,7 +127,7 @@ def installs(tree: Supervisor, figures: dict[str, Any]) -> None:
         exact = []
         for round_ in range(INSTALLS):
             version = trainer.ask(BenchTrainer.publish_next).result()
-            time.sleep(0.5)  # the store has page-locked what is new by then, as it has between two real steps
+            time.sleep(0.4)  # the store has page-locked what is new by then, as it has between two real steps
             try:
                 times.append(replica.ask(BenchReplica.timed, version, route).result())
             except Exception as error:  # noqa: BLE001 - part of the result

@@ -110,7 +110,7 @@ class BenchTrainer(PlayTrainer):
         started = time.perf_counter()
         self._forward_backward()
         self._optimize()
-        finish(self.torch_device)  # as a trainer does that reads its gradient's norm
+        self.gpus.finish_current(self.device)  # as a trainer does that reads its gradient's norm
         called = time.perf_counter()
         if publishes:
             self.version += 1

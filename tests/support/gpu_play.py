@@ -105,7 +105,7 @@ class PlayTrainer(Actor):
         from relax_actor.dcs.cuda.publisher import CudaPublisher
 
         self.shapes, self.published = shapes, []
-        gpus = make_gpus(kind, uuids)
+        self.gpus = gpus = make_gpus(kind, uuids)
         self.device = gpus.uuids()[0]
         self.torch_device = gpus.torch_device(self.device)
         self.publisher = CudaPublisher(

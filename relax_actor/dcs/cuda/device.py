@@ -87,7 +87,7 @@ class Mark(Protocol):
 
 
 class Lane(Protocol):
-    """A stream of a GPU; `with lane:` lets torch's operations queue up there."""
+    """A stream of a GPU, for one thread; `with lane:` lets torch's operations queue up there."""
 
     def __enter__(self) -> object: ...
 

@@ -90,7 +90,7 @@ class CudaPublisher:
         self._bucket_bytes, self._buffers, self._on_published = bucket_bytes, buffers, on_published
         self._shelf = Shelf(space, keep=keep, budget_bytes=budget_bytes)
         self._pinned = PinnedPool(space, gpus)
-        self._packing, self._copying = gpus.lane(device), gpus.lane(device)
+        self._packing, self._copying, self._reading = (gpus.lane(device) for _ in range(3))
         self._plan: Plan | None = None
         self._snapshot: SnapshotWriter | None = None
         self._scratch: _Scratch | None = None
@@ -286,7 +286,7 @@ class CudaPublisher:
     def _settled(self, job: "_Job") -> tuple[Manifest, float]:
         """Wait for the copies and sum them up."""
         summed = list(self._hashers.map(_summed, job.copied, job.room.segments))
-        with self._copying:
+        with self._reading:
             folds = [digest(each) for each in torch.stack(job.folds).tolist()]
         manifest = job.plan.manifest(job.version, job.step, [xxh3 for xxh3, _ in summed], folds)
         return manifest, max(copied for _, copied in summed) - job.started

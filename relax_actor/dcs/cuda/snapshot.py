@@ -8,6 +8,7 @@ that out by the lock that every publisher holds on its records' index.
 """
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -33,12 +34,14 @@ _BUFFER = "buffer"
 _RECORD_BYTES = 256 << 10
 _HEAD_BYTES = 8
 _ALIGN_BYTES = 512
+_TOKEN_BYTES = 16
 _LOOK_S = 1.0
 
 
 class SnapshotRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What lies in a buffer."""
 
+    writer: bytes  # which publisher
     version: PolicyVersion
     device: str  # UUID
     handle: bytes
@@ -63,13 +66,20 @@ class Buffer:
         freed: after which moment each bucket may be written again; None is at once.
     """
 
-    def __init__(self, memory: Memory, segment: Segment, starts: tuple[int, ...], sizes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        segment: Segment,
+        writer: bytes,
+        starts: tuple[int, ...],
+        sizes: Sequence[int],
+    ) -> None:
         self.buckets = [
             memory.data[start : start + nbytes] for start, nbytes in zip(starts, sizes, strict=True)
         ]
         self.freed: list[Mark | None] = [None] * len(starts)
         self.name = segment.name
-        self._memory, self._segment, self._starts = memory, segment, starts
+        self._memory, self._segment, self._writer, self._starts = memory, segment, writer, starts
         self._lock: SegmentLock | None = None
 
     def take(self, lock: SegmentLock) -> None:
@@ -80,6 +90,7 @@ class Buffer:
     def offer(self, version: PolicyVersion) -> None:
         """Let others read `version`, all of which is there."""
         record = SnapshotRecord(
+            writer=self._writer,
             version=version,
             device=self._memory.device,
             handle=self._memory.handle,
@@ -124,13 +135,13 @@ class SnapshotWriter:
     ) -> None:
         self._space = space
         self._buffers: list[Buffer] = []
-        self._alive = _claimed(space)
+        self._alive, writer = _claimed(space)
         starts, nbytes = starts_of(bucket_bytes)
         try:
             for number in range(buffers):
                 memory = gpus.allocate(device, nbytes)
                 segment = space.create(OWNER, number, _BUFFER, _RECORD_BYTES)
-                self._buffers.append(Buffer(memory, segment, starts, bucket_bytes))
+                self._buffers.append(Buffer(memory, segment, writer, starts, bucket_bytes))
         except BaseException:
             self.close()
             raise
@@ -178,18 +189,15 @@ class SnapshotReader:
     def __init__(self, space: ShmSpace, gpus: Gpus) -> None:
         self._space, self._gpus = space, gpus
         self._lock = threading.Lock()
-        self._opened: dict[bytes, Memory] = {}
-
-    def is_publisher_alive(self) -> bool:
-        """Whether the process that owns the buffers still runs, stopped or not."""
-        return is_alive(self._space, self._space.name(OWNER, 0, _INDEX))
+        self._opened: dict[tuple[bytes, bytes], Memory] = {}
 
     def lease(self, version: PolicyVersion) -> SnapshotLease | None:
         """Hold on to a version; None where no buffer has it."""
-        if not self.is_publisher_alive():
+        writer = self._living_writer()
+        if not writer:
             return None
         for name in self._space.names(OWNER):
-            if name.endswith(_BUFFER) and (lease := self._leased(name, version)) is not None:
+            if name.endswith(_BUFFER) and (lease := self._leased(name, version, writer)) is not None:
                 return lease
         return None
 
@@ -200,46 +208,61 @@ class SnapshotReader:
             DeviceError: its memory is gone.
             UnknownDeviceError: this process does not see that GPU.
         """
+        key = (record.writer, record.handle)
         with self._lock:
-            if record.handle not in self._opened:
-                self._opened[record.handle] = self._gpus.open(record.device, record.handle, record.nbytes)
-            memory = self._opened[record.handle]
+            if key not in self._opened:
+                self._opened[key] = self._gpus.open(record.device, record.handle, record.nbytes)
+            memory = self._opened[key]
         start = record.starts[bucket]
         return memory.data[start : start + nbytes]
 
-    def forget_dead(self) -> bool:
-        """Let go of the memory of a publisher that has ended; return whether there was any."""
-        if not self._opened or self.is_publisher_alive():
-            return False
-        self.close()
-        return True
+    def forget_dead(self) -> int:
+        """Let go of the memory of publishers that have ended; return how many buffers that were."""
+        if not self._opened:
+            return 0
+        writer = self._living_writer()
+        dead = [key for key in self._opened if key[0] != writer]
+        for key in dead:
+            self._opened.pop(key).close()
+        return len(dead)
 
     def close(self) -> None:
         """Let go of all memory."""
         while self._opened:
             self._opened.popitem()[1].close()
 
-    def _leased(self, name: str, version: PolicyVersion) -> SnapshotLease | None:
+    def _living_writer(self) -> bytes:
+        """Return which publisher runs now, stopped or not; nothing where none does."""
+        name = self._space.name(OWNER, 0, _INDEX)
+        if not is_alive(self._space, name):
+            return b""
+        with self._space.attach(name) as segment:
+            return bytes(segment.buf[:_TOKEN_BYTES])
+
+    def _leased(self, name: str, version: PolicyVersion, writer: bytes) -> SnapshotLease | None:
         with contextlib.suppress(SegmentError):
             segment = self._space.attach(name, lease=True)
             length = int.from_bytes(segment.buf[:_HEAD_BYTES], "little")
             text = bytes(segment.buf[_HEAD_BYTES : _HEAD_BYTES + length])
             record = msgspec.msgpack.decode(text, type=SnapshotRecord) if length else None
-            if record is not None and record.version == version:
+            if record is not None and (record.version, record.writer) == (version, writer):
                 return SnapshotLease(record, segment)
             segment.close()
         return None
 
 
-def _claimed(space: ShmSpace) -> SegmentLock:
-    """Remove what a publisher before has left, and say that there is one."""
+def _claimed(space: ShmSpace) -> tuple[SegmentLock, bytes]:
+    """Say that there is a publisher and which, and remove what one before has left."""
     with contextlib.suppress(SegmentExistsError):
-        space.create(OWNER, 0, _INDEX, 1).close()
-    lock = _locked(space, space.name(OWNER, 0, _INDEX))
-    for name in space.names(OWNER):
-        if name.endswith(_BUFFER):
-            space.unlink(name)
-    return lock
+        space.create(OWNER, 0, _INDEX, _TOKEN_BYTES).close()
+    name = space.name(OWNER, 0, _INDEX)
+    lock, writer = _locked(space, name), secrets.token_bytes(_TOKEN_BYTES)
+    with space.attach(name, writable=True) as segment:
+        segment.buf[:_TOKEN_BYTES] = writer
+    for left in space.names(OWNER):
+        if left.endswith(_BUFFER):
+            space.unlink(left)
+    return lock, writer
 
 
 def _locked(space: ShmSpace, name: str) -> SegmentLock:
