@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from relax_actor.dcs.layout import fill_buckets, used_bytes, write
+from relax_actor.dcs.layout import fill_buckets, write
 from relax_actor.dcs.manifest import Manifest, TensorEntry, checksum
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
@@ -37,7 +37,7 @@ class PolicyPart(msgspec.Struct, frozen=True, kw_only=True):
 
     version: PolicyVersion
     tensors: tuple[TensorEntry, ...]  # of bucket 0, which is `data`
-    data: npt.NDArray[np.uint8]  # [bytes]
+    data: npt.NDArray[np.uint8]  # [bytes], laid out as a bucket
     xxh3: str  # of `data`
 
 
@@ -127,11 +127,12 @@ class Lender:
 
 def _packed(version: PolicyVersion, weights: "Iterator[tuple[str, Tensor]]") -> PolicyPart:
     (bucket,) = fill_buckets(weights, 1 << 62)
-    data = np.zeros(max(used_bytes(bucket), 1), np.uint8)
-    for placed in bucket:
+    data = np.zeros(bucket.nbytes, np.uint8)
+    data[: len(bucket.head)] = np.frombuffer(bucket.head, np.uint8)
+    for placed in bucket.tensors:
         write(placed, data[placed.offset : placed.offset + placed.nbytes])
     entries = tuple(
         TensorEntry(name=p.name, dtype=p.dtype, shape=p.shape, bucket=0, offset=p.offset, nbytes=p.nbytes)
-        for p in bucket
+        for p in bucket.tensors
     )
     return PolicyPart(version=version, tensors=entries, data=data, xxh3=checksum(data.data))

@@ -16,6 +16,7 @@ from relax_actor.dcs.puller import NoRouteError
 from relax_actor.dcs.receiver import PolicyMissingError
 from relax_actor.dcs.replica import PATIENCE_S, RETRY_S, SETTLE_S, Replica
 from relax_actor.dcs.replica_states import WeightsState
+from relax_actor.dcs.routes import RouteBook
 from relax_actor.dcs.source import SharedMemorySource, SourceUnavailableError
 from relax_actor.dcs.turns import InstallTurns, may_wait
 from relax_actor.engines.base import Request, SamplingParams
@@ -142,7 +143,7 @@ def save(tmp_path, version, *, name="model"):
 
     def write(folder):
         (folder / name).mkdir()
-        save_file(dict(policy(version)), folder / name / "model.safetensors")
+        save_file(dict(policy(version)), folder / name / "model.safetensors", {"format": "pt"})
 
     return CheckpointStore(tmp_path / "checkpoints").save(
         version, write, {"policy_version": version, "run_id": "x"}
@@ -211,6 +212,38 @@ def test_a_refused_version_is_tried_again_after_a_while(setup, publisher, space,
     clock.advance(RETRY_S)
     made.replica.refresh()
     assert made.engine.version == 1
+
+
+@pytest.fixture
+def long_rests(monkeypatch):
+    monkeypatch.setattr("relax_actor.dcs.routes.FIRST_REST_S", 2 * RETRY_S)
+
+
+@pytest.mark.usefixtures("long_rests")
+def test_while_all_routes_rest_nothing_is_said(setup, publisher, space, clock, events):
+    made = setup()
+    del made.replica._puller._sources["disk"]
+    made.replica._puller._book = RouteBook(["shared_memory"])
+    published(publisher, 0)
+    made.replica.refresh()
+    published(publisher, 1)
+    flip(space, 1)
+    made.replica.refresh()
+    clock.advance(RETRY_S)
+    made.replica.refresh()
+    assert len(events.seen("install_refused")) == 1
+
+
+def test_the_queue_may_say_the_same_or_less_again(setup, publisher, clock):
+    made = setup()
+    published(publisher, 3)
+    made.replica.refresh()
+    for version in (4, 4, 2):
+        made.replica.told(version)
+    assert made.replica.is_behind
+    clock.advance(SETTLE_S)
+    made.replica.refresh()  # nobody has it
+    assert made.engine.version == 3
 
 
 def test_a_version_retired_since_it_was_announced_is_followed_by_a_newer_one(publisher, space):
@@ -402,17 +435,26 @@ class Forgetful(ScriptedEngine):
 
 def test_an_install_that_did_not_reach_the_model_is_found_and_never_sampled(publisher, space):
     engine = Forgetful(seed=1, slots=4, vocab=range(9), stop_token_id=9)
-    found = set()
-    for version in range(8):  # other tensors are read back each time
-        published(publisher, version)
-        with PolicyReceiver(space).open() as snapshot:
-            try:
-                install_probed(engine, snapshot.manifest, snapshot.tensors())
-            except ProbeError as error:
-                found.add(error.name)
-                assert (error.version, engine.version) == (version, None)
-                assert "`t2` of policy version" in str(error)
-    assert found == {"t2"}
+    errors = [error for version in range(8) if (error := probed(engine, publisher, space, version))]
+
+    assert {error.name for error in errors} == {"t2"}  # other tensors are read back each time
+    assert all(
+        f"`t2` of policy version {error.version} was installed wrong" in str(error) for error in errors
+    )
+
+
+def probed(engine, publisher, space, version):
+    """Publish and install a version; return what the probe found."""
+    published(publisher, version)
+    with PolicyReceiver(space).open() as snapshot:
+        try:
+            install_probed(engine, snapshot.manifest, snapshot.tensors())
+        except ProbeError as error:
+            found = error
+        else:
+            found = None
+    assert engine.version == (None if found else version)
+    return found
 
 
 def test_a_probe_compares_what_was_published_in_the_engines_element_type():
@@ -582,6 +624,26 @@ def test_when_a_lender_is_lost_another_goes_on_with_the_next_part(two_lenders, l
             if len(found) == lost_after:
                 peers.lenders["a"] = None
     assert found == dict(zip([f"t{i}" for i in range(TENSORS)], expected(0), strict=True))
+
+
+def test_when_a_loan_is_over_another_peer_goes_on_if_it_still_lends(two_lenders):
+    first, second = two_lenders
+    with PeerSource(Neighbours(a=first, b=second)).open(0) as opened:
+        tensors = opened.tensors()
+        names = [next(tensors)[0]]
+        first.give_back(1)
+        names += [name for name, _ in tensors]
+    assert names == [f"t{i}" for i in range(TENSORS)]
+
+
+def test_who_offered_a_version_and_has_it_no_more_is_passed_over(two_lenders, monkeypatch):
+    peers = Neighbours(a=two_lenders[0], b=two_lenders[1])
+    monkeypatch.setattr(two_lenders[0], "lend", lambda _: None)
+    with PeerSource(peers).open(0) as opened:
+        assert len(list(opened.tensors())) == TENSORS
+    monkeypatch.setattr(two_lenders[1], "lend", lambda _: None)
+    with pytest.raises(PolicyMissingError), PeerSource(peers).open(0):
+        pass
 
 
 def test_when_the_last_lender_is_lost_the_version_is_missing(two_lenders):

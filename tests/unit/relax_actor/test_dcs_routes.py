@@ -126,7 +126,7 @@ def test_the_best_route_is_used_and_its_version_is_closed_again():
 )
 def test_after_any_failure_of_a_route_the_next_one_brings_all_of_it(failing):
     shm, weights, said = Source(SHM, **failing), {}, []
-    puller = PolicyPuller([shm, Source(DISK)], on_failure=lambda version, failure: said.append(failure))
+    puller = PolicyPuller([shm, Source(DISK)], on_failure=lambda _, failure: said.append(failure))
     pulled = puller.pull(copied(weights), 7)
 
     assert pulled.route == DISK
