@@ -5,7 +5,7 @@ Read this file for the shape of the system, `protocol` for what the actors say, 
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -74,6 +74,7 @@ def tree(
     config: Config,
     *,
     resume: str = "",
+    hosts: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> SupervisorSpec:
@@ -81,6 +82,7 @@ def tree(
 
     Args:
         config: the run's.
+        hosts: the names of all hosts, the trainer's first; empty is this one.
         resume: a checkpoint folder for the first trainer, or empty.
         env: added to the environment of every actor.
         backoff: how soon an actor that died is started again.
@@ -114,10 +116,35 @@ def tree(
             msgspec.structs.replace(child("queue", "TransferQueue"), zygote="default"),
             child("prompts", "Prompts"),
             child("reward", "Reward", replicas=config.reward.replicas),
+            *stores(config, hosts, env=env),
             rollouts,
             trainer,
         ),
     )
+
+
+def stores(config: Config, hosts: Sequence[str], *, env: Mapping[str, str] | None = None) -> list[ChildSpec]:
+    """Return a store for each of several hosts, the trainer's first; one host needs none.
+
+    Each stays where it is: what it holds is in that host's memory.
+    """
+    names = tuple(f"store-{index}" for index in range(len(hosts)))
+    settings = {
+        "keep": config.dcs.keep,
+        "budget_bytes": config.dcs.budget_bytes,
+        "patience_s": config.dcs.patience_s,
+    }
+    return [
+        ChildSpec(
+            id=name,
+            actor="relax_actor.roles.store:PolicyStore",
+            args={"chain": names, **settings},
+            hosts=(host,),
+            env=dict(env or {}),
+        )
+        for name, host in zip(names, hosts, strict=True)
+        if len(hosts) > 1
+    ]
 
 
 def _child(

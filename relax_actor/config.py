@@ -148,6 +148,19 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A group not complete by then, counted from its first lease, is dropped with a reason."""
 
 
+class DcsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy versions: how they lie in shared memory, and how they get from host to host."""
+
+    keep: int = 2
+    """Versions that stay readable on each host; while one is written, one less, but always the newest."""
+    bucket_bytes: int = 536_870_912
+    """The largest bucket of a version, each a safetensors file; a larger tensor has one to itself."""
+    budget_bytes: int = 0
+    """The most that versions may take of a host's memory, 0 is no limit; fewer than `keep` stay then."""
+    patience_s: float = 5.0
+    """How long a store of another host may be silent before the next one pulls from the one before it."""
+
+
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Held-out prompts, sampled beside training and never trained on."""
 
@@ -169,6 +182,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reward: RewardConfig = RewardConfig()
     train: TrainConfig = TrainConfig()
     queue: QueueConfig = QueueConfig()
+    dcs: DcsConfig = DcsConfig()
     eval: EvalConfig = EvalConfig()
 
     @property

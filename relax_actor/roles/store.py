@@ -30,8 +30,11 @@ LOOK_S: Final = 0.02
 ALIVE_FRAC: Final = 0.25
 """A link that has nothing to say says so after this share of the patience."""
 
-SUSPECT_PATIENCES: Final = 4.0
-"""How many patiences a store is passed over after it failed for the first time."""
+SUSPECT_PATIENCES: Final = 0.5
+"""How many patiences a store is passed over after its first failure: one that died is soon back."""
+
+RETRY_PATIENCES: Final = 0.1
+"""How many patiences a store is given that nobody stands in for, before it is asked again."""
 
 
 class Linked(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +147,7 @@ class PolicyStore(Actor):
             Chain(before, suspect_s=self._patience_s * SUSPECT_PATIENCES),
             self._dial,
             self.ctx.events.emit,
-            retry_s=min(1.0, self._patience_s),
+            retry_s=self._patience_s * RETRY_PATIENCES,
         )
         self._pulling = threading.Thread(target=self._pull, args=(puller,), name="puller", daemon=True)
         self._pulling.start()

@@ -54,7 +54,10 @@ class Trainer(Actor):
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
-        self._publisher = PolicyPublisher(self._space)
+        dcs = config.dcs
+        self._publisher = PolicyPublisher(
+            self._space, keep=dcs.keep, bucket_bytes=dcs.bucket_bytes, budget_bytes=dcs.budget_bytes
+        )
         self._version = self._past.next_version(PolicyReceiver(self._space).latest())
         self._saved_step = self._step
         self._is_between_steps = True

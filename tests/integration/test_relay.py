@@ -2,18 +2,34 @@
 
 import secrets
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
-from relay_hosts import FlippingProxy, RelayPlay, eventually
+from relay_hosts import FlippingProxy, RelayHost, RelayPlay, eventually
 
 from relax_actor.dcs.manifest import OWNER, bucket_label
+from relax_actor.dcs.relay.records import (
+    Alive,
+    Chunk,
+    Follow,
+    Gone,
+    Offer,
+    RelayError,
+    Want,
+    encode,
+    read_down,
+    read_up,
+)
+from relax_actor.dcs.relay.serving import ServingLink
 from relax_actor.dcs.shelf import PolicyBudgetError
+from transport.shm import SegmentSpaceError
+from transport.stream import Stream
 
 
 @pytest.fixture
 def play():
-    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"
+    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
     root.mkdir()
     made = RelayPlay(root, secrets.token_hex(4))
     yield made
@@ -179,7 +195,9 @@ def test_a_budget_for_two_versions_makes_a_store_keep_fewer_than_it_was_told(pla
         play.publish(version)
     eventually(lambda: b.has(5))
     assert b.failure is None
-    held = sum((b.space.root / name).stat().st_size for name in b.space.names(OWNER) if "manifest" not in name)
+    held = sum(
+        (b.space.root / name).stat().st_size for name in b.space.names(OWNER) if "manifest" not in name
+    )
     assert held <= 2 * manifest.nbytes
 
 
@@ -219,7 +237,7 @@ def test_a_version_of_which_little_is_here_gives_way_to_a_newer_one_but_not_twic
         play.publish(version, tensors=12)
         eventually(lambda version=version: b.store.incoming and b.store.incoming.version == min(version, 1))
         eventually(lambda: b.store.incoming.has(0))
-    eventually(lambda: (2, True) == a.links[-1]._offered)
+    eventually(lambda: a.links[-1]._offered == (2, True))
     resume(a)
     eventually(lambda: b.has(2))
     assert [(event["version"], event["reason"]) for event in b.of("relay_skipped")] == [
@@ -255,3 +273,154 @@ def test_the_memory_of_a_version_that_was_given_up_is_used_for_the_next(play):
     eventually(lambda: b.has(1))
     inodes = {(b.space.root / name).stat().st_ino for name in b.space.names(OWNER, 1)}
     assert inode in inodes
+
+
+class Above:
+    """Stands for a store above that says what the test wants; the host below is real."""
+
+    def __init__(self, host):
+        self.host, self.streams = host, []
+
+    def __call__(self, stream):
+        self.streams.append(stream)
+        self.epoch = read_up(stream.receive()[0], "below").epoch
+
+    def say(self, record, payload=None):
+        self.streams[-1].send(encode(record), payload)
+
+
+@pytest.fixture
+def above(play, monkeypatch):
+    """A host `a` whose links are in the test's hands, and a host `b` below it."""
+    play.host("a")
+    made, done = Above(None), threading.Event()
+
+    def serve(host, link, stream):
+        made(stream)
+        done.wait(20)
+
+    monkeypatch.setattr(RelayHost, "serve", serve)
+    made.host = play.host("b")
+    eventually(lambda: len(made.streams) == 1 and made.epoch == 1)
+    yield made
+    done.set()
+
+
+def offered(play, above):
+    """Offer version 0 to the host below; return its manifest."""
+    manifest = play.publish(0)
+    above.say(Offer(epoch=1, version=0, is_complete=True, manifest=manifest.to_bytes()))
+    eventually(lambda: above.host.store.incoming)
+    return manifest
+
+
+def chunk(**fields):
+    return Chunk(**{"epoch": 1, "version": 0, "bucket": 0, "offset": 0, **fields})
+
+
+@pytest.mark.parametrize(
+    ("record", "nbytes", "reason"),
+    [
+        (chunk(epoch=7), 10, "said something of epoch 7 in epoch 1"),
+        (chunk(bucket=1), 10, "sent 10 bytes of bucket 1 from 0, out of turn"),
+        (chunk(offset=64), 10, "sent 10 bytes of bucket 0 from 64, out of turn"),
+        (chunk(), 100_000, "sent 100000 bytes of bucket 0 from 0, out of turn"),
+        (Alive(epoch=1), 10, "sent 10 bytes that belong to nothing"),
+        (Follow(epoch=1, have=None), 0, "carried what nobody says"),
+    ],
+)
+def test_what_is_not_of_this_link_ends_it_and_touches_nothing(play, above, record, nbytes, reason):
+    offered(play, above)
+    above.say(record, memoryview(bytes(nbytes)))
+    [lost] = eventually(lambda: above.host.of("relay_link_lost"))
+    assert reason in lost["reason"]
+    assert above.host.receiver.latest() is None
+    eventually(lambda: len(above.streams) == 2)
+
+
+def test_chunks_of_a_version_that_was_given_up_are_thrown_away(play, above):
+    offered(play, above)
+    above.say(Gone(epoch=1, version=0))
+    above.say(chunk(), memoryview(bytes(3_000_000)))
+    above.say(Alive(epoch=1))
+    [skipped] = eventually(lambda: above.host.of("relay_skipped"))
+    assert skipped["reason"] == "gone upstream"
+    manifest = play.publish(1)
+    above.say(Offer(epoch=1, version=1, is_complete=True, manifest=manifest.to_bytes()))
+    eventually(lambda: above.host.store.incoming and above.host.store.incoming.version == 1)
+    assert not above.host.of("relay_link_lost")
+
+
+def test_a_damaged_manifest_is_refused_by_name(play, above):
+    damaged = bytearray(play.publish(0).to_bytes())
+    damaged[-1] ^= 1
+    above.say(Offer(epoch=1, version=0, is_complete=True, manifest=bytes(damaged)))
+    [refused] = eventually(lambda: above.host.of("policy_refused"))
+    assert refused["version"] == 0
+    assert "the manifest of policy version 0 is corrupt" in refused["reason"]
+
+
+def test_a_version_there_is_no_room_for_is_refused_and_the_next_one_is_not(play, above, monkeypatch):
+    manifest = offered(play, above)
+    create = type(above.host.space).create
+
+    def full(space, *args):
+        raise SegmentSpaceError("x", space.root, args[-1], 0)
+
+    monkeypatch.setattr(type(above.host.space), "create", full)
+    above.say(chunk(), memoryview(bytes(manifest.buckets[0].nbytes)))
+    [refused] = eventually(lambda: above.host.of("policy_refused"))
+    assert f"needs {manifest.buckets[0].nbytes} bytes" in refused["reason"]
+    monkeypatch.setattr(type(above.host.space), "create", create)
+    manifest = play.publish(1)
+    above.say(Offer(epoch=1, version=1, is_complete=True, manifest=manifest.to_bytes()))
+    eventually(lambda: above.host.store.incoming and above.host.store.incoming.version == 1)
+
+
+@pytest.mark.parametrize("record", [Want(epoch=3, version=0, bucket=0), Follow(epoch=4, have=None)])
+def test_a_store_below_that_says_what_is_not_of_its_link_is_let_go(play, record):
+    a = play.host("a")
+    link = ServingLink(a.store, "x", 3, alive_s=0.1)
+    ended = []
+
+    def serve(stream):
+        with pytest.raises(RelayError, match="the link with x"):
+            link.run(stream)
+        ended.append(True)
+
+    with Stream.connect(a.listener.address, a.listener.ticket(serve), 1.0) as stream:
+        stream.send(encode(record))
+        eventually(lambda: ended)
+    assert not link.is_open
+
+
+def test_a_wrong_word_in_the_middle_ends_the_link_too(play):
+    a = play.host("a")
+    link = ServingLink(a.store, "x", 3, alive_s=0.1)
+    ended = []
+
+    def serve(stream):
+        with pytest.raises(RelayError, match="said Want"):
+            link.run(stream)
+        ended.append(True)
+
+    with Stream.connect(a.listener.address, a.listener.ticket(serve), 1.0) as stream:
+        stream.send(encode(Follow(epoch=3, have=None)))
+        stream.send(encode(Want(epoch=2, version=0, bucket=0)))
+        eventually(lambda: ended)
+
+
+def test_a_want_of_another_version_voids_those_before_and_a_missing_one_is_told(play):
+    a = play.host("a")
+    a.store.paused = True
+    play.publish(0)
+    link = ServingLink(a.store, "x", 3, alive_s=5)
+    with Stream.connect(a.listener.address, a.listener.ticket(lambda s: a.serve(link, s)), 5.0) as stream:
+        stream.send(encode(Follow(epoch=3, have=None)))
+        assert read_down(stream.receive()[0], "a").version == 0
+        stream.send(encode(Want(epoch=3, version=0, bucket=1)))
+        stream.send(encode(Want(epoch=3, version=9, bucket=0)))
+        assert read_down(stream.receive()[0], "a") == Gone(epoch=3, version=9)
+        assert link.is_open
+        assert read_down(stream.receive()[0], "a").version == 0  # offered again, as if nothing was
+        link.close()

@@ -1,4 +1,4 @@
-"""Hosts of one relay chain inside one process: a folder of shared memory and a listener each, real streams."""
+"""Hosts of one relay chain in one process: a folder of shared memory and a listener each, real streams."""
 
 import socket
 import threading
@@ -47,7 +47,9 @@ class PausableStore(HostStore):
 class RelayHost:
     """One host. `before` are the hosts that come before it in the chain, the publisher's first."""
 
-    def __init__(self, name, space, before=(), *, keep=2, budget_bytes=0, patience_s=PATIENCE_S, proxies=None):
+    def __init__(
+        self, name, space, before=(), *, keep=2, budget_bytes=0, patience_s=PATIENCE_S, proxies=None
+    ):
         self.name, self.space, self.before = name, space, tuple(before)
         self.events = []
         self.links = []
@@ -86,7 +88,7 @@ class RelayHost:
     def pull(self):
         try:
             self.puller.run()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the test looks at it
             self.failure = error
 
     def dial(self, name, epoch):

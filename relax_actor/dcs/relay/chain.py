@@ -150,6 +150,6 @@ class Haul:
     def relinked(self) -> None:
         """Nothing that was asked for will come: the link is another one."""
         self._position = 0
-        self._todo.extendleft(reversed(self._asked))
+        self._todo = deque(sorted((*self._asked, *self._todo)))
         self._asked.clear()
         self._damages.clear()

@@ -51,7 +51,7 @@ class ServingLink:
         Raises:
             StreamError: the stream ended or stood still.
             RelayError: the store below says what is not of this link, or what nobody says.
-            """
+        """
         self._stream = stream
         try:
             with self._store.bell() as bell:
