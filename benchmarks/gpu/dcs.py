@@ -150,7 +150,11 @@ def installs(tree: Supervisor, figures: dict[str, Any]) -> None:
     figures["nbytes"], figures["buckets"] = int(nbytes), int(said[-1]["buckets"])
     staged = store.ask(BenchStore.said).result()
     for route, row in figures["install"].items():
-        rates = [each["nbytes"] / each["copying_s"] / 1e9 for each in staged if each["route"] == route and each["copying_s"]]
+        rates = [
+            each["nbytes"] / each["copying_s"] / 1e9
+            for each in staged
+            if each["route"] == route and each["copying_s"]
+        ]
         row["transfer_gb_s"] = spread(rates[1:]) if rates[1:] else None
         row["failures"] = [each["failure"] for each in staged if each["route"] == route and each["failure"]]
         if row["later_s"]:

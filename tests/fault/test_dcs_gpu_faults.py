@@ -1,4 +1,4 @@
-"""The GPU routes under fire, with GPUs made of files; tests/gpu/test_gpu_dcs.py plays the same on real ones."""
+"""The GPU routes under fire, with GPUs made of files; tests/gpu/test_gpu_dcs.py has the real ones."""
 
 import contextlib
 

@@ -30,7 +30,8 @@ def gpu_memory_used():
     pynvml.nvmlInit()
     count = pynvml.nvmlDeviceGetCount()
     return [
-        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used for index in range(count)
+        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(index)).used
+        for index in range(count)
     ]
 
 
@@ -102,6 +103,7 @@ def test_without_a_snapshot_the_other_routes_work(tmp_path):
 @pytest.mark.timeout(120)
 def test_a_cast_on_the_gpu_and_a_fold_give_what_the_cpu_gives():
     import torch
+
     from relax_actor.dcs.cuda.fold import fold
 
     for nbytes in (1, 7, 8, 63, 4096, (1 << 22) + 5, (1 << 19) * 3):

@@ -63,6 +63,7 @@ class FakeGpus:
         return FakeLane()
 
     def current_waits(self, device, mark):
+        self.torch_device(device)
         mark.synchronize()
 
     def finish_current(self, device):

@@ -7,6 +7,7 @@ from gpu_play import PlayReplica, PlayStore, PlayTrainer, make_gpus
 
 from relax_actor import endpoint
 from relax_actor.dcs.routes import Route
+from transport.shm import ShmSpace
 
 QWEN3 = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tokens a step
     "1.7b": (2048, 6144, 28, 16, 8, 151936, 40960),
@@ -79,7 +80,9 @@ class BenchTrainer(PlayTrainer):
             size: torch.randn(self._tokens(size), size, device=self.torch_device).bfloat16()
             for size in sizes - {vocabulary}
         }
-        self.head_rows = torch.randn(self._tokens(vocabulary), vocabulary, device=self.torch_device).bfloat16()
+        self.head_rows = torch.randn(
+            self._tokens(vocabulary), vocabulary, device=self.torch_device
+        ).bfloat16()
 
     def _tokens(self, size):
         return max(16, self.tokens // 16) if size == QWEN3[self.model][5] else self.tokens
@@ -105,7 +108,7 @@ class BenchTrainer(PlayTrainer):
         with torch.no_grad():
             torch._foreach_copy_([value for _, value in self.weights], self.masters)
 
-    def one_step(self, publishes):
+    def one_step(self, *, publishes):
         """Return seconds of a step, and of those, of the call that publishes."""
         started = time.perf_counter()
         self._forward_backward()
@@ -121,13 +124,13 @@ class BenchTrainer(PlayTrainer):
     @endpoint(timeout_s=600.0)
     def interleaved(self, blocks: int, steps: int) -> dict[str, list[float]]:
         """Run blocks of steps with and without publishing; each block's first step does not count."""
-        self.one_step(True)
+        self.one_step(publishes=True)
         self.publisher.flush()
         result = {"with": [], "without": [], "call": []}
         for block in range(2 * blocks):
             publishes = block % 2 == 0
             for step in range(steps + 1):
-                seconds, call = self.one_step(publishes)
+                seconds, call = self.one_step(publishes=publishes)
                 if step:
                     result["with" if publishes else "without"].append(seconds)
                     if publishes:
@@ -142,7 +145,7 @@ class BenchTrainer(PlayTrainer):
         times = []
         until = time.perf_counter() + seconds
         while time.perf_counter() < until:
-            times.append(self.one_step(True)[0])
+            times.append(self.one_step(publishes=True)[0])
         return times
 
     @endpoint(timeout_s=600.0)
@@ -206,37 +209,38 @@ class BenchStore(PlayStore):
 
         if self.kind != "cuda":
             return {}
-        from relax_actor.dcs.manifest import checksum
-        from transport.shm import ShmSpace
-
-        last = torch.cuda.device_count() - 1
-        target = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{last}")
-        source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda:0")
-        result = {"nvlink_gb_s": nbytes / GB / _quickest(lambda: target.copy_(source))}
         space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         with space.create("bench", 0, "host", nbytes) as segment:
-            host = torch.frombuffer(segment.buf, dtype=torch.uint8)
-            started = time.perf_counter()
-            pinned = make_gpus(self.kind).pin(host.data_ptr(), nbytes)
-            result["page_lock_s_per_gib"] = (time.perf_counter() - started) / nbytes * 2**30
-            result["host_to_gpu_gb_s"] = (
-                nbytes / GB / _quickest(lambda: target.copy_(host, non_blocking=True))
-            )
-            result["gpu_to_host_gb_s"] = (
-                nbytes / GB / _quickest(lambda: host.copy_(target, non_blocking=True))
-            )
-            started = time.perf_counter()
-            checksum(segment.buf)
-            result["xxh3_gb_s"] = nbytes / GB / (time.perf_counter() - started)
-            pinned.close()
-            del host
+            result = _rates(make_gpus(self.kind), segment, nbytes)
             space.unlink(segment.name)
-        from relax_actor.dcs.cuda.fold import fold
-
-        result["fold_gb_s"] = nbytes / GB / _quickest(lambda: fold(target))
-        del target, source
         torch.cuda.empty_cache()
         return result
+
+
+def _rates(gpus, segment, nbytes):
+    import torch
+
+    from relax_actor.dcs.cuda.fold import fold
+    from relax_actor.dcs.manifest import checksum
+
+    target = torch.empty(nbytes, dtype=torch.uint8, device=f"cuda:{torch.cuda.device_count() - 1}")
+    source = torch.zeros(nbytes, dtype=torch.uint8, device="cuda:0")
+    host = torch.frombuffer(segment.buf, dtype=torch.uint8)
+    started = time.perf_counter()
+    pinned = gpus.pin(host.data_ptr(), nbytes)
+    locked = time.perf_counter()
+    checksum(segment.buf)
+    summed = time.perf_counter()
+    rates = {
+        "page_lock_s_per_gib": (locked - started) / nbytes * 2**30,
+        "xxh3_gb_s": nbytes / GB / (summed - locked),
+        "nvlink_gb_s": nbytes / GB / _quickest(lambda: target.copy_(source)),
+        "host_to_gpu_gb_s": nbytes / GB / _quickest(lambda: target.copy_(host, non_blocking=True)),
+        "gpu_to_host_gb_s": nbytes / GB / _quickest(lambda: host.copy_(target, non_blocking=True)),
+        "fold_gb_s": nbytes / GB / _quickest(lambda: fold(target)),
+    }
+    pinned.close()
+    return rates
 
 
 class BenchReplica(PlayReplica):
@@ -288,7 +292,7 @@ class BenchReplica(PlayReplica):
                 self.installs.append((newest, str(pulled.route), pulled.seconds))
         return 0.01
 
-    def _quick_copy(self, manifest, tensors):
+    def _quick_copy(self, manifest, tensors):  # noqa: ARG002 - the puller's signature
         for name, value in tensors:
             self.parameters[name].copy_(value)
 

@@ -129,7 +129,7 @@ class PlayTrainer(Actor):
         self.publisher.flush()
         return self.device, self.published[-1].is_on_gpu
 
-    def on_stop(self, reason: str) -> None:
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         self.publisher.close()
 
 
@@ -167,7 +167,7 @@ class PlayStore(Actor):
         self.stager.tick()
         return 0.02
 
-    def on_stop(self, reason: str) -> None:
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         self.stager.close()
 
 
@@ -200,7 +200,12 @@ class PlayReplica(Actor):
         store = self.ctx.ref("store", PlayStore).within(10.0)
         self.sources = {
             route: StagedSource(
-                route, space, gpus, self.device, lambda it: store.ask(PlayStore.stage, it).result(), stall_s=3.0
+                route,
+                space,
+                gpus,
+                self.device,
+                lambda it: store.ask(PlayStore.stage, it).result(),
+                stall_s=3.0,
             )
             for route in (Route.CUDA_IPC, Route.PINNED)
         }
@@ -215,7 +220,9 @@ class PlayReplica(Actor):
         try:
             pulled = puller.pull(self._copy, version)
         except NoRouteError as error:
-            return Result(failures=tuple((each.route, each.reason) for each in error.failures), error=str(error))
+            return Result(
+                failures=tuple((each.route, each.reason) for each in error.failures), error=str(error)
+            )
         assert {name: value.data_ptr() for name, value in self.parameters.items()} == self.addresses
         return Result(
             route=pulled.route,
@@ -228,7 +235,7 @@ class PlayReplica(Actor):
     def where(self) -> str:
         return self.device
 
-    def _copy(self, manifest, tensors):
+    def _copy(self, manifest, tensors):  # noqa: ARG002 - the puller's signature
         names = []
         for name, value in tensors:
             assert str(value.device) == str(self.parameters[name].device) or value.device.type == "cpu"

@@ -59,7 +59,9 @@ def play(tmp_path, stage, *, faults=(), replicas=1, trainer=None, store=None, re
         stage: `kind` and `env` for each of trainer, store and replica.
         faults: what happens to them.
         replicas: how many.
-        trainer, store, replica: further arguments of the actors.
+        trainer: further arguments of the actor.
+        store: likewise.
+        replica: likewise.
     """
     common = {"zygote": "torch", "start_timeout_s": 120.0}
     armed = plan(list(faults))

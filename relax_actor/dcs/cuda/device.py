@@ -38,7 +38,7 @@ class UnknownDeviceError(RelaxError):
     def __init__(self, device: str, visible: tuple[str, ...]) -> None:
         self.device, self.visible = device, visible
         super().__init__(
-            f"GPU {device} is not among the {len(visible)} that this process sees: {', '.join(visible) or 'none'}"
+            f"GPU {device} is not one of those that this process sees: {', '.join(visible) or 'none'}"
             "\n\nhint: start it without CUDA_VISIBLE_DEVICES"
         )
 

@@ -48,7 +48,9 @@ class Cuda:
         index = self._index(device)
         runtime = self._runtime
         pointer = runtime.pointer(
-            index, lambda out: runtime.lib.cudaMalloc(out, ctypes.c_size_t(nbytes)), ("allocation", device, nbytes)
+            index,
+            lambda out: runtime.lib.cudaMalloc(out, ctypes.c_size_t(nbytes)),
+            ("allocation", device, nbytes),
         )
         memory = _Memory(self, device, pointer, nbytes, runtime.lib.cudaFree)
         try:
@@ -64,7 +66,9 @@ class Cuda:
         raw = _Handle.from_buffer_copy(handle)
         lib = self._runtime.lib
         pointer = self._runtime.pointer(
-            index, lambda out: lib.cudaIpcOpenMemHandle(out, raw, _LAZY_PEER_ACCESS), ("opening", device, nbytes)
+            index,
+            lambda out: lib.cudaIpcOpenMemHandle(out, raw, _LAZY_PEER_ACCESS),
+            ("opening", device, nbytes),
         )
         memory = _Memory(self, device, pointer, nbytes, lib.cudaIpcCloseMemHandle)
         memory.handle = handle
@@ -101,6 +105,11 @@ class Cuda:
         if device not in self._uuids:
             raise UnknownDeviceError(device, self._uuids)
         return self._uuids.index(device)
+
+
+def current_device(cuda: Cuda) -> str:
+    """Return the UUID of torch's current GPU."""
+    return cuda.uuids()[torch.cuda.current_device()]
 
 
 class _Memory:
@@ -167,7 +176,7 @@ class _Runtime:
     """The CUDA runtime library that torch uses."""
 
     def __init__(self) -> None:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         self.lib = ctypes.CDLL(_library())
         self.lib.cudaGetErrorString.restype = ctypes.c_char_p
         self.lib.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _Handle, ctypes.c_uint]
@@ -194,9 +203,7 @@ class _Runtime:
         """Return the handle of an allocation."""
         handle = _Handle()
         with torch.cuda.device(index):
-            reason = self.call(
-                self.lib.cudaIpcGetMemHandle, ctypes.byref(handle), ctypes.c_void_p(pointer)
-            )
+            reason = self.call(self.lib.cudaIpcGetMemHandle, ctypes.byref(handle), ctypes.c_void_p(pointer))
         if reason:
             raise DeviceError(*what, reason)
         return bytes(handle)
@@ -206,12 +213,12 @@ class _Stream:
     """A torch stream."""
 
     def __init__(self, index: int) -> None:
-        self._stream = torch.cuda.Stream(index)
+        self._stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
         self._entered: list[AbstractContextManager[object]] = []
 
     def __enter__(self) -> object:
         context = torch.cuda.stream(self._stream)
-        context.__enter__()
+        context.__enter__()  # type: ignore[no-untyped-call]
         self._entered.append(context)
         return self
 
@@ -220,7 +227,7 @@ class _Stream:
 
     def mark(self) -> Mark:
         """Return the moment after everything queued so far."""
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream)
         return _Event(event)
 
@@ -241,7 +248,7 @@ class _Event:
 
     def is_done(self) -> bool:
         """Whether the GPU has come to it."""
-        return bool(self.event.query())
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
         """Wait for it."""

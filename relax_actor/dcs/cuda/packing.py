@@ -33,7 +33,8 @@ class Plan:
     def __init__(self, weights: Named, bucket_bytes: int, dtype: torch.dtype | None) -> None:
         self._described = _description(weights)
         published = [
-            (name, torch.empty(value.shape, dtype=_published(value, dtype), device="meta")) for name, value in weights
+            (name, torch.empty(value.shape, dtype=_published(value, dtype), device="meta"))
+            for name, value in weights
         ]
         self.buckets: list[Bucket] = list(fill_buckets(published, bucket_bytes))
         self.bucket_bytes = [bucket.nbytes for bucket in self.buckets]
@@ -102,7 +103,7 @@ class Places(NamedTuple):
                 group[0].append(target)
                 group[1].append(source)
         for targets, sources in by_type.values():
-            torch._foreach_copy_(targets, sources)  # noqa: SLF001 - one kernel for many tensors; public in name only
+            torch._foreach_copy_(targets, sources)
 
 
 def _description(weights: Named) -> list[tuple[str, torch.Size, torch.dtype]]:

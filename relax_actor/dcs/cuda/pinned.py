@@ -34,6 +34,11 @@ class PinnedSegment:
         """Whether it is page-locked already."""
         return self._pinned is not None
 
+    @property
+    def buf(self) -> memoryview:
+        """All of it, page-locked or not."""
+        return self._segment.buf
+
     def data(self) -> Tensor:
         """Return all of it, uint8 [n], page-locked.
 

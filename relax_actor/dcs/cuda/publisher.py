@@ -1,8 +1,8 @@
 """The trainer's side of the DCS where the weights are on a GPU: publish, and go on.
 
-    main thread   queue: pack bucket on the GPU -> fold -> copy to page-locked shared memory; return
+    main thread   queue: pack a bucket on the GPU, fold it, copy it to page-locked memory; return
     GPU           does so on two streams of its own, beside the next step's forward and backward
-    background    wait for each bucket's copy -> xxh3 -> manifest -> latest word -> memory for the next version
+    background    wait for each copy, xxh3; manifest, latest word, memory for the next version
 
 The weights must not change before they are packed: `before_update` lets the next optimizer step wait for that
 on the GPU, where it is long done. The main thread waits in one case only: the version before is not out yet,
@@ -15,7 +15,6 @@ Memory in the host is that of `keep` versions, as with the publisher for CPUs; o
 one's, so `keep - 1` are there to read, and at least one.
 """
 
-import contextlib
 import queue
 import threading
 import time
@@ -28,18 +27,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from relax_actor.dcs.cuda.device import DeviceError, Gpus, Mark, Memory
+from relax_actor.dcs.cuda.device import DeviceError, Gpus, Mark
 from relax_actor.dcs.cuda.fold import digest, fold
+from relax_actor.dcs.cuda.job import Job, Room, Scratch
 from relax_actor.dcs.cuda.packing import Named, Places, Plan
 from relax_actor.dcs.cuda.pinned import PinnedPool
-from relax_actor.dcs.cuda.snapshot import Buffer, SnapshotWriter
+from relax_actor.dcs.cuda.snapshot import SnapshotWriter
 from relax_actor.dcs.manifest import OWNER, Manifest, checksum
-from relax_actor.dcs.shelf import Shelf, Staging
+from relax_actor.dcs.shelf import Shelf
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
 from transport.shm import Segment, ShmSpace
 
-SCRATCH_BUCKETS = 2
 HASHERS = 4
 """Threads that compute checksums: one is slower than the copy it waits for."""
 
@@ -93,11 +92,11 @@ class CudaPublisher:
         self._packing, self._copying, self._reading = (gpus.lane(device) for _ in range(3))
         self._plan: Plan | None = None
         self._snapshot: SnapshotWriter | None = None
-        self._scratch: _Scratch | None = None
+        self._scratch: Scratch | None = None
         self._places: dict[tuple[int, int], Places] = {}
         self._packed: Mark | None = None
-        self._next: _Room | None = None
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._next: Room | None = None
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._hashers = ThreadPoolExecutor(HASHERS, "dcs-hash")  # the checksum lets other threads run
         self._idle = threading.Event()
         self._idle.set()
@@ -109,9 +108,7 @@ class CudaPublisher:
         """Return the newest version that is out, None where there is none."""
         return self._shelf.newest()
 
-    def publish(
-        self, version: PolicyVersion, step: int, weights: Iterable[tuple[str, Tensor]]
-    ) -> None:
+    def publish(self, version: PolicyVersion, step: int, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Start to publish; what was queued on the current stream before is part of it.
 
         Args:
@@ -131,7 +128,8 @@ class CudaPublisher:
         waited_s = time.perf_counter() - started
         named = [(name, value.detach()) for name, value in weights]
         plan = self._planned(named)
-        job = _Job(version, step, plan, self._room(version, plan), named, started, waited_s)
+        job = Job(version, step, plan=plan, room=self._room(version, plan), weights=named)
+        job.started, job.waited_s = started, waited_s
         job.buffer = self._snapshot.take() if self._snapshot else None
         self._idle.clear()
         try:
@@ -199,7 +197,7 @@ class CudaPublisher:
         except DeviceError:
             return None
 
-    def _room(self, version: PolicyVersion, plan: Plan) -> "_Room":
+    def _room(self, version: PolicyVersion, plan: Plan) -> Room:
         room, self._next = self._next, None
         if room is not None and room.staging.version == version:
             return room
@@ -207,7 +205,7 @@ class CudaPublisher:
             room.staging.give_up()
         return self._made_room(version, plan)
 
-    def _queue(self, job: "_Job") -> None:
+    def _queue(self, job: Job) -> None:
         """Give the GPU everything to do."""
         target = job.buffer or self._scratched(job.plan)
         self._packing.follow_current()
@@ -224,8 +222,8 @@ class CudaPublisher:
             self._copying.wait(self._packed)
             with self._copying:
                 host.copy_(bucket, non_blocking=True)
-            target.freed[turn] = self._copying.mark()
-            job.copied.append(target.freed[turn])
+            copied = target.freed[turn] = self._copying.mark()
+            job.copied.append(copied)
 
     def _placed(self, plan: Plan, index: int, bucket: Tensor) -> Places:
         key = (index, bucket.data_ptr())
@@ -233,9 +231,9 @@ class CudaPublisher:
             self._places[key] = plan.places(index, bucket)
         return self._places[key]
 
-    def _scratched(self, plan: Plan) -> "_Scratch":
+    def _scratched(self, plan: Plan) -> Scratch:
         if self._scratch is None:
-            self._scratch = _Scratch(self._gpus, self._device, max(plan.bucket_bytes))
+            self._scratch = Scratch(self._gpus, self._device, max(plan.bucket_bytes))
         return self._scratch
 
     def _forget_room(self) -> None:
@@ -265,7 +263,7 @@ class CudaPublisher:
             del job
             self._idle.set()
 
-    def _finish(self, job: "_Job") -> None:
+    def _finish(self, job: Job) -> None:
         with job.room.staging as staging:
             manifest, copied_s = self._settled(job)
             for index in range(len(manifest.buckets)):
@@ -283,7 +281,7 @@ class CudaPublisher:
         )
         self._prepare(PolicyVersion(job.version + 1), job.plan)
 
-    def _settled(self, job: "_Job") -> tuple[Manifest, float]:
+    def _settled(self, job: Job) -> tuple[Manifest, float]:
         """Wait for the copies and sum them up."""
         summed = list(self._hashers.map(_summed, job.copied, job.room.segments))
         with self._reading:
@@ -298,80 +296,15 @@ class CudaPublisher:
         except Exception:  # noqa: BLE001 - the same is tried, and raised, when it is needed
             self._next = None
 
-    def _made_room(self, version: PolicyVersion, plan: Plan) -> "_Room":
+    def _made_room(self, version: PolicyVersion, plan: Plan) -> Room:
         staging = self._shelf.begin(version)
         try:
             segments = [staging.bucket(index, nbytes) for index, nbytes in enumerate(plan.bucket_bytes)]
             self._pinned.trim(OWNER)
-            return _Room(staging, segments, [self._pinned.get(segment.name).data() for segment in segments])
+            return Room(staging, segments, [self._pinned.get(segment.name).data() for segment in segments])
         except BaseException:
             staging.roll_back()
             raise
-
-
-class _Room:
-    """Memory of the host for one version."""
-
-    def __init__(self, staging: Staging, segments: Sequence[Segment], data: Sequence[Tensor]) -> None:
-        self.staging, self.segments, self.data = staging, segments, data
-
-
-class _Job:
-    """A version on its way; it keeps its weights alive until they are packed."""
-
-    def __init__(
-        self,
-        version: PolicyVersion,
-        step: int,
-        plan: Plan,
-        room: _Room,
-        weights: Named,
-        started: float,
-        waited_s: float,
-    ) -> None:
-        self.version, self.step, self.plan, self.room, self.weights = version, step, plan, room, weights
-        self.started, self.waited_s = started, waited_s
-        self.buffer: Buffer | None = None
-        self.folds: list[Tensor] = []
-        self.copied: list[Mark] = []
-
-    def offer(self) -> None:
-        """Let others read the packed weights on the GPU, if they stay there."""
-        if self.buffer is not None:
-            self.buffer.offer(self.version)
-
-    def give_up(self) -> None:
-        """Wait for what was queued, then leave nothing."""
-        for mark in self.copied:
-            with contextlib.suppress(RuntimeError):  # a GPU that is lost
-                mark.synchronize()
-        if self.buffer is not None:
-            self.buffer.release()
-        self.room.staging.roll_back()
-
-
-class _Scratch:
-    """Two buckets on the GPU, for versions that do not stay there."""
-
-    def __init__(self, gpus: Gpus, device: str, nbytes: int) -> None:
-        self._memory: list[Memory] = []
-        self.freed: list[Mark | None] = [None] * SCRATCH_BUCKETS
-        try:
-            for _ in range(SCRATCH_BUCKETS):
-                self._memory.append(gpus.allocate(device, nbytes))
-        except DeviceError:
-            self.close()
-            raise
-
-    @property
-    def buckets(self) -> list[Tensor]:
-        """Both, uint8."""
-        return [memory.data for memory in self._memory]
-
-    def close(self) -> None:
-        """Free them."""
-        while self._memory:
-            self._memory.pop().close()
 
 
 def _summed(copied: Mark, segment: Segment) -> tuple[str, float]:
