@@ -46,10 +46,12 @@ def parameters(name, device):
     import torch
 
     generator = torch.Generator(device).manual_seed(0)
-    return [
-        (key, torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02, generator=generator))
-        for key, shape in qwen3_shapes(name)
+    weights = [
+        (key, torch.empty(shape, dtype=torch.bfloat16, device=device)) for key, shape in qwen3_shapes(name)
     ]
+    for _, value in weights:
+        value.normal_(0, 0.02, generator=generator)
+    return weights
 
 
 def finish(device):
