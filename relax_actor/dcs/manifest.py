@@ -5,6 +5,7 @@ which says which tensor lies where and what each bucket's checksum is. A version
 manifest has its final name.
 """
 
+import functools
 import struct
 from enum import StrEnum
 from typing import Self
@@ -62,7 +63,7 @@ class Dtype(StrEnum):
     FLOAT8_E4M3FN = "float8_e4m3fn"
     FLOAT8_E5M2 = "float8_e5m2"
 
-    @property
+    @functools.cached_property
     def itemsize(self) -> int:
         """Bytes of one element."""
         bits = "".join(filter(str.isdigit, self.partition("_")[0]))

@@ -19,8 +19,11 @@ from relax_actor.dcs.topology import DCSSyncError, Holders, RankMapping, Replica
 __all__ = ["Copy", "DCSSyncError", "ReplicaShard", "ReshardPlan", "plan_reshard"]
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """`rows` runs of `row_bytes` each, at equal distances on either side."""
+class Copy(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """`rows` runs of `row_bytes` each, at equal distances on either side.
+
+    Without the garbage collector's attention: there are a hundred thousand in a plan, of numbers and a text.
+    """
 
     source: int  # trainer rank
     parameter: str  # of which this is that rank's shard

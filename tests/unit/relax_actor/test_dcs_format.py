@@ -161,6 +161,16 @@ def test_the_name_of_the_metadata_is_refused(read_back):
         read_back([("__metadata__", np.zeros(1))])
 
 
+def test_an_open_version_shows_its_files(read_back, space):
+    _, manifest = read_back(every_kind().items())
+
+    with PolicyReceiver(space).open() as snapshot:
+        names = [segment.name for segment in snapshot.buckets()]
+        assert list(snapshot.damages()) == []
+
+    assert names == [space.name("dcs", manifest.version, f"b{i}") for i in range(len(manifest.buckets))]
+
+
 @pytest.mark.parametrize("dtype", Dtype)
 def test_an_element_is_as_large_as_torch_says(dtype):
     assert dtype.itemsize == getattr(torch, dtype).itemsize
