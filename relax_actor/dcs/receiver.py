@@ -26,6 +26,7 @@ from relax_actor.dcs.manifest import (
 from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.mappings import Mappings
 from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace, parse_name
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class PolicyReceiver:
 
     def __init__(self, space: ShmSpace) -> None:
         self._space = space
+        self._mappings = Mappings(space)
         self._latest = LatestReader(space)
 
     def latest(self) -> PolicyVersion | None:
@@ -183,6 +185,7 @@ class PolicyReceiver:
 
     def _leased(self, version: PolicyVersion) -> PolicySnapshot:
         manifest = self.manifest(version)
+        self._mappings.trim()
         with contextlib.ExitStack() as stack:
             segments = [
                 stack.enter_context(self._bucket(version, index, bucket))
@@ -195,7 +198,7 @@ class PolicyReceiver:
 
     def _bucket(self, version: PolicyVersion, index: int, bucket: BucketEntry) -> Segment:
         try:
-            segment = self._space.attach(self._space.name(OWNER, version, bucket_label(index)), lease=True)
+            segment = self._mappings.lease(self._space.name(OWNER, version, bucket_label(index)))
         except (SegmentMissingError, SegmentBusyError) as error:
             self._check_visible(version)  # the usual reason: retired a moment ago
             raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", str(error)) from error

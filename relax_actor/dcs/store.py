@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from relax_actor.dcs.manifest import OWNER, Manifest, bucket_label
+from relax_actor.dcs.manifest import OWNER, Manifest, PolicyCorruptError, bucket_label
 from relax_actor.dcs.receiver import PolicyMissingError, PolicyReceiver
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.faults import point
@@ -214,6 +214,7 @@ class VersionLease:
 
         Raises:
             PolicyMissingError: the version was retired or given up.
+            PolicyCorruptError: a bucket has another length than its manifest says.
         """
         if index not in self._segments:
             if not self._store.holds(self.version, index):
@@ -229,12 +230,16 @@ class VersionLease:
     def _take(self, index: int) -> None:
         """Lease the bucket and, of a complete version, all others too, so that it can be read to its end."""
         space = self._store.space
-        wanted = range(len(self._store.manifest(self.version).buckets))
+        buckets = self._store.manifest(self.version).buckets
         try:
-            for each in (index, *wanted):
+            for each in (index, *range(len(buckets))):
                 if each not in self._segments and self._store.holds(self.version, each):
                     name = space.name(OWNER, self.version, bucket_label(each))
-                    self._segments[each] = self._held.enter_context(space.attach(name, lease=True))
+                    segment = self._held.enter_context(space.attach(name, lease=True))
+                    if segment.nbytes != buckets[each].nbytes:
+                        expected, found = f"{buckets[each].nbytes} bytes", f"{segment.nbytes}"
+                        raise PolicyCorruptError(self.version, each, expected, found)
+                    self._segments[each] = segment
             # As in receiver.py: only now is it certain that the lease came before the writer's lock.
             self._store.holds(self.version, index)
         except (SegmentMissingError, SegmentBusyError) as error:

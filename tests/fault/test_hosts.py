@@ -369,7 +369,8 @@ def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_th
             eventually(lambda version=version: receiver.latest() == version)
             with receiver.open() as snapshot:
                 snapshot.verify()
-                assert [int(array[-1]) for _, array in snapshot.arrays()] == [version * 10 + i for i in range(6)]
+                last = [int(array[-1]) for _, array in snapshot.arrays()]
+            assert last == [version * 10 + i for i in range(6)]
         tree.ref("store-1", PolicyStore).ask(PolicyStore.status).result()
         os.kill(tree.pid("store-1"), signal.SIGKILL)
         publisher.publish(4, 4, weights_of(4))

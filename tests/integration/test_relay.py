@@ -373,7 +373,8 @@ def test_a_version_there_is_no_room_for_is_refused_and_the_next_one_is_not(play,
     assert f"needs {manifest.buckets[0].nbytes} bytes" in refused["reason"]
     monkeypatch.setattr(type(above.host.space), "create", create)
     manifest = play.publish(1)
-    above.say(Offer(epoch=1, version=1, is_complete=True, manifest=manifest.to_bytes()))
+    eventually(lambda: above.epoch == 2)
+    above.say(Offer(epoch=2, version=1, is_complete=True, manifest=manifest.to_bytes()))
     eventually(lambda: above.host.store.incoming and above.host.store.incoming.version == 1)
 
 
@@ -424,3 +425,16 @@ def test_a_want_of_another_version_voids_those_before_and_a_missing_one_is_told(
         assert link.is_open
         assert read_down(stream.receive()[0], "a").version == 0  # offered again, as if nothing was
         link.close()
+
+
+def test_a_version_whose_bucket_was_cut_above_is_told_to_be_gone_once_and_the_next_one_comes(play):
+    a = play.host("a")
+    play.publish(0)
+    with (a.space.root / a.space.name(OWNER, 0, bucket_label(1))).open("r+b") as file:
+        file.truncate(100)
+    b = play.host("b")
+    [skipped] = eventually(lambda: b.of("relay_skipped"))
+    assert (skipped["version"], skipped["reason"]) == (0, "gone upstream")
+    play.publish(1)
+    eventually(lambda: b.has(1))
+    assert len(b.of("relay_skipped")) == len(b.of("relay_linked")) == 1

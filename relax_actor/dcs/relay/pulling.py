@@ -85,6 +85,10 @@ class Puller:
                 self._link_failed(upstream, error)
                 if not self._chain.suspect(upstream, time.monotonic()):
                     self._refuse(error.version, error)
+            except SegmentSpaceError as error:
+                self._link_failed(upstream, error)
+                if self._haul is not None:
+                    self._refuse(self._haul.version, error)
             except (ActorError, TransportError, RelayError) as error:
                 self._link_failed(upstream, error)
                 if not self._chain.suspect(upstream, time.monotonic()):
@@ -176,13 +180,8 @@ class Puller:
             raise RelayError(
                 upstream, f"sent {nbytes} bytes of bucket {chunk.bucket} from {chunk.offset}, out of turn"
             )
-        try:
-            target = incoming.target(chunk.bucket)
-        except SegmentSpaceError as error:
-            _throw_away(stream, nbytes)
-            self._refuse(haul.version, error)
-            return
-        self._receive(stream, target[chunk.offset : chunk.offset + nbytes], is_first=chunk.offset == 0)
+        target = incoming.target(chunk.bucket)[chunk.offset : chunk.offset + nbytes]
+        self._receive(stream, target, is_first=chunk.offset == 0)
         haul.received(nbytes)
         if nbytes == left_bytes:
             self._check(haul, chunk.bucket)
@@ -208,10 +207,11 @@ class Puller:
             raise PolicyCorruptError(haul.version, bucket, expected, found)
 
     def _finish(self) -> None:
-        haul, self._haul = self._haul, None
+        haul = self._haul
         if haul is None:
             return
         self._store.finish()
+        self._haul = None
         self._chain.trust(self.upstream)
         self._skipped_the_last = False
         self._emit(

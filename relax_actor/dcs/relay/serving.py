@@ -126,8 +126,9 @@ class ServingLink:
             segment = self._leased(want.version).bucket(want.bucket)
         except (PolicyMissingError, PolicyCorruptError):
             self._forget_wants()
-            self._offered = None  # should it come again, it is offered again
             self._say(stream, Gone(epoch=self.epoch, version=want.version))
+            if self._store.newest() != (want.version, True):  # else it is damaged here
+                self._offered = None  # should it come again, it is offered again
             return True
         if segment is None:
             return False
