@@ -62,7 +62,7 @@ def finish(device):
 
 
 class BenchTrainer(PlayTrainer):
-    """Trains: the matrix products of forward and backward over real weights, then AdamW on float32 masters."""
+    """Trains: matrix products of forward and backward over real weights, then AdamW on float32 masters."""
 
     def __init__(self, kind, model, bucket_bytes, buffers=2):
         super().__init__(kind, (), bucket_bytes=bucket_bytes, buffers=buffers)
