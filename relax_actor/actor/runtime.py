@@ -81,6 +81,7 @@ class _Process(Callee):
 
     def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
         self._spawn = spawn
+        self.shm_root, self.listen = config.shm_root, config.listen
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._stop_reason = ""
         self._selector = RestingSelector()

@@ -31,14 +31,16 @@ Refused
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from relax_actor.dcs.layout import Bucket, Placed, fill_buckets, write
-from relax_actor.dcs.manifest import BucketEntry, Manifest, TensorEntry, checksum
+from relax_actor.dcs.layout import Bucket, Placed, fill_buckets, written
+from relax_actor.dcs.manifest import BucketEntry, Manifest, TensorEntry
 from relax_actor.dcs.shelf import Shelf, Staging
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
@@ -121,10 +123,12 @@ class PolicyPublisher:
 def _write(staging: Staging, index: int, bucket: Bucket) -> BucketEntry:
     segment = staging.bucket(index, bucket.nbytes)
     segment.buf[: len(bucket.head)] = bucket.head
-    for placed in bucket.tensors:
-        write(placed, segment.ndarray(np.uint8, (placed.nbytes,), placed.offset))
+    summed = xxhash.xxh3_64(bucket.head)
+    for placed in sorted(bucket.tensors, key=attrgetter("offset")):
+        for piece in written(placed, segment.ndarray(np.uint8, (placed.nbytes,), placed.offset)):
+            summed.update(piece.data)
     point("publish_bucket")
-    entry = BucketEntry(nbytes=bucket.nbytes, xxh3=checksum(segment.buf))
+    entry = BucketEntry(nbytes=bucket.nbytes, xxh3=summed.hexdigest())
     staging.filled(index)
     return entry
 

@@ -26,6 +26,7 @@ from relax_actor.dcs.manifest import (
 from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.mappings import Mappings
 from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace, parse_name
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ class PolicyReceiver:
 
     def __init__(self, space: ShmSpace) -> None:
         self._space = space
+        self._mappings = Mappings(space)
         self._latest = LatestReader(space)
 
     def latest(self) -> PolicyVersion | None:
@@ -164,8 +166,26 @@ class PolicyReceiver:
                 if self.latest() == newest:
                     raise
 
+    def manifest(self, version: PolicyVersion) -> Manifest:
+        """Return what a version consists of, without a lease.
+
+        Raises:
+            PolicyMissingError: it was not published, or is retired.
+            PolicyCorruptError: its manifest is damaged.
+        """
+        try:
+            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
+                return Manifest.from_bytes(bytes(segment.buf), version)
+        except SegmentMissingError as error:
+            raise PolicyMissingError(version, self.latest()) from error
+
+    def is_visible(self, version: PolicyVersion) -> bool:
+        """Whether a version is published and not retired."""
+        return self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL))
+
     def _leased(self, version: PolicyVersion) -> PolicySnapshot:
-        manifest = self._manifest(version)
+        manifest = self.manifest(version)
+        self._mappings.trim()
         with contextlib.ExitStack() as stack:
             segments = [
                 stack.enter_context(self._bucket(version, index, bucket))
@@ -176,16 +196,9 @@ class PolicyReceiver:
             stack.pop_all()
         return PolicySnapshot(manifest, segments)
 
-    def _manifest(self, version: PolicyVersion) -> Manifest:
-        try:
-            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
-                return Manifest.from_bytes(bytes(segment.buf), version)
-        except SegmentMissingError as error:
-            raise PolicyMissingError(version, self.latest()) from error
-
     def _bucket(self, version: PolicyVersion, index: int, bucket: BucketEntry) -> Segment:
         try:
-            segment = self._space.attach(self._space.name(OWNER, version, bucket_label(index)), lease=True)
+            segment = self._mappings.lease(self._space.name(OWNER, version, bucket_label(index)))
         except (SegmentMissingError, SegmentBusyError) as error:
             self._check_visible(version)  # the usual reason: retired a moment ago
             raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", str(error)) from error
@@ -193,7 +206,7 @@ class PolicyReceiver:
         return segment
 
     def _check_visible(self, version: PolicyVersion) -> None:
-        if not self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL)):
+        if not self.is_visible(version):
             raise PolicyMissingError(version, self.latest())
 
 

@@ -225,7 +225,9 @@ class Staging:
         self._shelf.announce()
 
     def give_up(self) -> None:
-        """Drop the version, but keep its memory for the next."""
+        """Drop the version unless it is complete, but keep its memory for the next."""
+        if self._is_complete:
+            return
         self._unlock()
         self._shelf.recycle(list(self._segments.values()))
         self._segments.clear()
