@@ -71,6 +71,7 @@ RANGES: dict[str, Range] = {
     "dcs.keep": _ONE,
     "dcs.bucket_bytes": _ONE,
     "dcs.budget_bytes": _ZERO,
+    "dcs.gpu_snapshots": _ZERO,
     "dcs.patience_s": _ABOVE,
     "eval.every": _ZERO,
     "eval.samples_per_prompt": _ONE,

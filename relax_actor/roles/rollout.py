@@ -20,18 +20,23 @@ from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.dcs.replica import LOOK_S, Replica
 from relax_actor.dcs.source import PolicySource, SharedMemorySource
 from relax_actor.dcs.turns import InstallTurns
+from relax_actor.devices import CPU, host_gpus, rollout_device
 from relax_actor.engines.base import Completion, Engine, Request, SamplingParams
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
 
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
+
+STORE = "store-0"
+"""Who stages policy versions to this host's GPUs."""
 
 SPAN_S = 0.5
 """Generating is reported in stretches of at most this."""
@@ -49,7 +54,8 @@ class Rollout(LendingActor):
         self._config, self._stop_token_ids = config, stop_token_ids
         space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader, self._writer = RowReader(space), RowWriter(space, self.ctx.holder)
-        self._engine = make_engine(config, stop_token_ids)
+        self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
+        self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
         self._weights = self._replica(space)
         self._queue = self.ctx.ref("queue", TransferQueue)
@@ -87,6 +93,8 @@ class Rollout(LendingActor):
             PeerSource(ActorPeers(self.ctx, replicas)),
             DiskSource(self.ctx.run_dir / "checkpoints"),
         ]
+        if self._device != CPU and self._config.rollout.engine != "scripted":
+            sources += gpu_sources(self.ctx, space, STORE)
         return Replica(
             self._engine,
             sources,
@@ -222,8 +230,11 @@ def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval:
     )
 
 
-def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
-    """Make the engine that the configuration names; torch is imported only where it is needed."""
+def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:
+    """Make the engine that the configuration names on torch's `device`, which becomes the current one.
+
+    torch is imported only where it is needed.
+    """
     rollout = config.rollout
     if rollout.engine == "scripted":
         from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
@@ -235,6 +246,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             stop_token_id=stop_token_ids[0],
             token_s=rollout.scripted_token_s,
         )
+    _make_current(device)
     if "vision_config" in model_config(config):
         from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
 
@@ -245,6 +257,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             dtype=config.model.dtype,
             deterministic=rollout.deterministic,
             threads=rollout.threads,
+            device=device,
         )
     from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
 
@@ -255,7 +268,15 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
         dtype=config.model.dtype,
         deterministic=rollout.deterministic,
         threads=rollout.threads,
+        device=device,
     )
+
+
+def _make_current(device: str) -> None:
+    if device != CPU:
+        import torch  # noqa: PLC0415 - only where there are GPUs
+
+        torch.cuda.set_device(device)
 
 
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:

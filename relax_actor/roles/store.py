@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from relax_actor.actor import Actor, endpoint
+from relax_actor.actor import endpoint
 from relax_actor.dcs.relay.chain import Chain
 from relax_actor.dcs.relay.pulling import Puller
 from relax_actor.dcs.relay.records import RelayError
@@ -19,6 +19,7 @@ from relax_actor.dcs.relay.serving import ServingLink
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.dcs.store import HostStore
 from relax_actor.ids import Holder, PolicyVersion
+from relax_actor.roles.staging import StagingActor
 from transport.address import Address
 from transport.errors import TransportError
 from transport.shm import ShmSpace
@@ -54,7 +55,7 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     strangers_refused: int
 
 
-class PolicyStore(Actor):
+class PolicyStore(StagingActor):
     """The policy versions of one host.
 
     Args:
@@ -63,6 +64,7 @@ class PolicyStore(Actor):
         budget_bytes: the most that versions may take here, 0 is no limit.
         patience_s: how long a neighbour may be silent before it is passed over.
         shm_root: where this host's shared memory is; empty: as for all actors of the host.
+        stages: whether it brings versions to the GPUs of this host.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PolicyStore(Actor):
         budget_bytes: int = 0,
         patience_s: float = 5.0,
         shm_root: str = "",
+        stages: bool = False,
     ) -> None:
         self._patience_s = patience_s
         space = ShmSpace(self.ctx.run_id, shm_root or self.ctx.shm_root)
@@ -82,6 +85,8 @@ class PolicyStore(Actor):
         self._listener = StreamListener(self.ctx.listen or "127.0.0.1", patience_s)
         self._links: dict[str, tuple[Holder, ServingLink]] = {}
         self._failure: BaseException | None = None
+        if stages:
+            self.start_staging(space)
         self._puller = self._start_puller(before) if before else None
 
     @endpoint(idempotent=True)
@@ -117,10 +122,11 @@ class PolicyStore(Actor):
         """See whether the publisher published; fail if the pulling thread did."""
         if self._failure is not None:
             raise self._failure
-        if self._puller is not None:
-            return None
-        self._store.look()
-        return LOOK_S
+        if self.stager is not None:
+            self.stager.tick()
+        if self._puller is None:
+            self._store.look()
+        return LOOK_S if self._puller is None or self.stager is not None else None
 
     def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """End the link of a store that is gone, whatever its kernel still has to say."""
@@ -131,6 +137,8 @@ class PolicyStore(Actor):
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """End all links; what is half here goes."""
         self._listener.close()
+        if self.stager is not None:
+            self.stager.close()
         for _, link in self._links.values():
             link.close()
         if self._puller is not None:
