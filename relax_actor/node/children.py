@@ -94,13 +94,18 @@ class Children:
         self._space.sweep(spawn.name, spawn.incarnation)
         self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
 
-    def add(self, spawn: Spawn, pid: int, segment: Segment) -> None:
-        """Watch an actor that was started."""
+    def add(self, spawn: Spawn, pid: int, segment: Segment) -> str:
+        """Watch an actor that was started; return why it cannot be, or nothing."""
         key = spawn.name, spawn.incarnation
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # dead, and reaped with a dead actor's strays
+            return _crash_text(spawn.crash) or "it ended as soon as it was born"
         watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
-        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
+        child = _Child(spawn, pid, pidfd, segment, watch)
         self._children[key] = child
         self._loop.add_reader(child.pidfd, self._died, child)
+        return ""
 
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""
