@@ -11,6 +11,7 @@ Invariants: those of `calls`; and records for `on_record` are handed over in the
 import asyncio
 import itertools
 import math
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -61,6 +62,8 @@ from transport.zmq_hub import Hub
 RETRY_FULL_S: Final = 0.001
 """How soon a send that met a full channel is tried again."""
 
+
+EARLY_BYTES: Final = 64 * 1024
 
 LATE_REPLY_S: Final = 0.02
 """How long a dead actor's last replies may still be read for."""
@@ -184,6 +187,15 @@ class Courier:
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `read`."""
         return self._hub.fileno()
+
+    def hear_early(self, news: socket.socket) -> None:
+        """Hear of deaths on this host as soon as they are felt, until the other end is closed.
+
+        Args:
+            news: not blocking; a datagram is a record. It is the courier's from now on.
+        """
+        with self._lock:
+            self._hub.add_reader(news.fileno(), lambda: self._heard_early(news))
 
     def read(self) -> None:
         """Take in what has come, and tell callers whose calls ended; any thread."""
@@ -511,6 +523,18 @@ class Courier:
                 return
             case _:
                 self.run_soon(self._on_record, peer, record, frames[1:])
+
+    def _heard_early(self, news: socket.socket) -> None:
+        """Take a death notice, for the calls in hand; the rest is done when it comes over the line."""
+        try:
+            frame = news.recv(EARLY_BYTES)
+        except BlockingIOError:
+            return
+        if not frame:
+            self._hub.remove_reader(news.fileno())
+            news.close()
+        elif isinstance(record := self._decode([frame]), Dying) and self._calls.knows(record.name):
+            self._dying(record)
 
     def _heard_remote(self, peer: bytes, frames: Frames) -> None:
         assert self._remote_listener is not None  # noqa: S101 - it is who hears

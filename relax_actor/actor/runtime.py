@@ -215,8 +215,11 @@ class _Process(Callee):
         cls = load_target(self._spawn.target)
         actor = cls.__new__(cls)
         actor.ctx = self._context
-        args, kwargs = signature_of(cls.__init__).bind([], arguments)
-        actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        if cls.__init__ is not object.__init__:  # whose signature `inspect` would parse for milliseconds
+            args, kwargs = signature_of(cls.__init__).bind([], arguments)
+            actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        elif arguments:
+            raise TypeError(f"{cls.__qualname__} takes no arguments, not {', '.join(arguments)}")
         return actor
 
     async def _await_promotion(self) -> None:

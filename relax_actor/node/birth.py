@@ -48,7 +48,7 @@ def become(config: NodeConfig, spawn: Spawn, arguments: Frames, *, agent: int, p
 
 
 def _settle(agent: int, move: threading.Thread) -> None:
-    """Return once this process is where it belongs; in the main thread, which the death signal is bound to."""
+    """Return once this process is where it belongs; main thread, which the death signal is bound to."""
     await_adoption(agent)
     die_with_parent(agent)
     move.join()

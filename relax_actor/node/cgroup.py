@@ -33,7 +33,12 @@ def root(run_id: str, agent: int, mounts: str | None = None, own: str | None = N
         return None
     folder = Path(where[0] + path[0])
     may = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-    return folder / f"{_PREFIX}{run_id}-{agent}" if may else None
+    return folder_of(folder, run_id, agent) if may else None
+
+
+def folder_of(parent: Path, run_id: str, agent: int) -> Path:
+    """Return the folder for the control groups of an agent's actors, in the agent's own control group."""
+    return parent / f"{_PREFIX}{run_id}-{agent}"
 
 
 class Cgroups:
