@@ -63,16 +63,18 @@ class Cgroups:
         """Kill whatever is in an actor's control group and remove it; whether nothing is left."""
         return self._folder is None or _end(self._path(name, incarnation))
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Kill and remove what is left of them all, also of the run's agents that have died.
 
-        What does not go at once is left for the next who closes.
+        Returns:
+            Whether nothing is left; what does not go at once is left for the next who closes.
         """
         for folder in self._closable():
             for path in folder.iterdir():
                 if path.is_dir():
                     _end(path)
             _end(folder)
+        return not self._closable()
 
     def _closable(self) -> list[Path]:
         if self._folder is None:

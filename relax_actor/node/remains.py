@@ -11,17 +11,20 @@ otherwise begins anew; so a run that starts under the id of one that is being cl
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
-from relax_actor.node import cgroup
+from relax_actor.node import cgroup, strays
 from relax_actor.node.names import make_socket_dir
 from transport.shm import ShmSpace
 
 FILE = "alive"
+CLOSE_DEADLINE_S = 2.0
+_POLL_S = 0.002
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,7 @@ def claim(name: str, run_id: str, shm_root: str) -> tuple[Path, int]:
 
 
 def clear_dead(base: Path) -> list[str]:
-    """Remove the segments, control groups and socket folders of dead runs; return their ids.
+    """End what dead runs left: orphans, segments, control groups, socket folders; return the runs' ids.
 
     Args:
         base: this user's folder of socket folders.
@@ -78,12 +81,21 @@ def _clear(folders: list[Path]) -> bool:
         if not all(locks.enter_context(_alone(folder)) for folder in folders):
             return False
         for said in filter(None, map(_read, folders)):
+            strays.kill_orphans(said.run_id)
+            _close_groups(said)
             ShmSpace(said.run_id, said.shm_root).sweep()
-            if said.cgroups:
-                cgroup.Cgroups(cgroup.folder_of(Path(said.cgroups), said.run_id, 0)).close()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         return True
+
+
+def _close_groups(said: Claim) -> None:
+    """End a dead run's control groups; what is killed needs a moment to be gone."""
+    parent = Path(said.cgroups) if said.cgroups else None
+    groups = cgroup.Cgroups(cgroup.folder_of(parent, said.run_id, 0) if parent else None)
+    deadline_s = time.monotonic() + CLOSE_DEADLINE_S
+    while not groups.close() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
 
 
 @contextmanager
