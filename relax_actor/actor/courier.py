@@ -149,6 +149,7 @@ class Courier:
         self._ids = itertools.count(1)
         self._wait: Wait | None = None
         self._released: deque[str] = deque()
+        self._news: set[socket.socket] = set()
         self._started = threading.Event()
         self._failure: BaseException | None = None
         self._actions: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
@@ -195,6 +196,7 @@ class Courier:
             news: not blocking; a datagram is a record. It is the courier's from now on.
         """
         with self._lock:
+            self._news.add(news)
             self._hub.add_reader(news.fileno(), lambda: self._heard_early(news))
 
     def read(self) -> None:
@@ -253,6 +255,8 @@ class Courier:
             self._pool.close()
             network.close()
             self._hub.close()
+            for news in self._news:
+                news.close()
         self._settle()
 
     # -- speaking -------------------------------------------------------------------------------
@@ -532,6 +536,7 @@ class Courier:
             return
         if not frame:
             self._hub.remove_reader(news.fileno())
+            self._news.remove(news)
             news.close()
         elif isinstance(record := self._decode([frame]), Dying) and self._calls.knows(record.name):
             self._dying(record)

@@ -8,6 +8,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from relax_actor.node import process
+
 VARIABLE = "RELAX_ACTOR_CGROUPS"
 """`off` in the environment: make none."""
 
@@ -135,7 +137,7 @@ class OomWatch:
 
 
 def _is_of_a_living_agent(folder: Path) -> bool:
-    return Path("/proc", folder.name.rpartition("-")[2]).exists()
+    return process.start_time(int(folder.name.rpartition("-")[2])) is not None
 
 
 def _own_counter() -> Path:
