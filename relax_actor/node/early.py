@@ -25,6 +25,11 @@ class EarlyWord:
             with suppress(OSError):
                 self._socket.send(codec.encode(record), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
+    def close(self) -> None:
+        """Let the head know that no more will be said."""
+        if self._socket is not None:
+            self._socket.close()
+
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Return the head's end and the agent's, which is to be inherited."""
