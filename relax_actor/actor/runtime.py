@@ -31,6 +31,7 @@ from relax_actor.actor.base import Actor, Context, EndpointOptions, options_of
 from relax_actor.actor.convert import Signature, signature_of
 from relax_actor.actor.courier import Callee, Courier
 from relax_actor.actor.duty import Duty
+from relax_actor.actor.fence import Fence
 from relax_actor.actor.gang import Gang
 from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.mailbox import DeadReason, Incoming, Mailbox
@@ -70,7 +71,7 @@ MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
 
 TICK_S = 0.25
-"""How often the I/O thread says on the status page that it runs."""
+"""How often the I/O thread says on the status page that it runs, and looks until when it may."""
 
 
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
@@ -164,6 +165,7 @@ class _Process(Callee):
         )
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
+        self._fence = Fence(config.lease, self._page, Path(spawn.crash), events)
         self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
@@ -434,7 +436,7 @@ class _Process(Callee):
 
     def _tick(self) -> None:
         self._page.tick(len(self._mailbox), len(self._tasks))
-        self._courier.loop.call_later(TICK_S, self._tick)
+        self._courier.loop.call_later(min(TICK_S, self._fence.look()), self._tick)
 
     def take(self, incoming: Incoming) -> bool:
         taken = self._mailbox.put(incoming)

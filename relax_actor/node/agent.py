@@ -33,6 +33,7 @@ from relax_actor.actor.wire import (
 )
 from relax_actor.node import exec, process, zygote  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
+from relax_actor.node.fuse import Fuse
 from relax_actor.node.line import Line
 from relax_actor.node.names import agent_identity
 from relax_actor.node.renewal import LeaseEnd, Renewal
@@ -67,6 +68,7 @@ class Agent:
         self._zygotes: dict[str, _Zygote] = {}
         self._pipe, self._pipe_end = os.pipe()  # the write end closes with this process alone
         self._ended = asyncio.Event()
+        self._fuse: Fuse | None = None
         self._runs_on = True  # whether the head may start another agent here
         self._line: Line
         self._renewal: Renewal
@@ -77,6 +79,7 @@ class Agent:
         """Carry out commands until told to end or until the lease is over; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, self._zygote_pids, self._say)
+        self._fuse = _fuse()
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_head()
         config = self._config
@@ -84,7 +87,7 @@ class Agent:
         name = agent_identity(config.host, config.agent_incarnation)
         channel = network.connect(Address.parse(config.head), self._heard, identity=name)
         self._line = Line(config.epoch, config.agent_incarnation, channel.send)
-        renewal = Renewal(config, self._until, self._line, self._end)
+        renewal = Renewal(config, self._until, self._line, self._end, self._held)
         self._renewal = renewal
         error = self._start_zygotes()
         if error:
@@ -101,6 +104,12 @@ class Agent:
     def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._ended.set()
+
+    def _held(self, until_s: float) -> None:
+        """Let those know until when the lease holds who must not outlive it: actors, and this process."""
+        self._children.hold_until(until_s)
+        if self._fuse is not None:
+            self._fuse.light(until_s + self._config.lease.kernel_grace_s)
 
     def _watch_head(self) -> None:
         self._loop.add_reader(sys.stdin.fileno(), self._end_with_head, "its head let it go")
@@ -238,6 +247,14 @@ class _Zygote:
             self.is_gone = True
             code = self._process.poll()
             return f"the zygote ended (exit code {code}): {type(error).__name__}"
+
+
+def _fuse() -> Fuse | None:
+    try:
+        return Fuse()
+    except OSError as error:  # the keeper and the actors' own fences are still there
+        print(f"no timer that outlives a stop: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+        return None
 
 
 def _single_threaded_environment() -> dict[str, str]:

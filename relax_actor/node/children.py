@@ -6,6 +6,7 @@ control group, no stray that bears its mark, no segment, no memory of its device
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -75,6 +76,7 @@ class Children:
         self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
         self._gate: DeviceGate | None = None
+        self._held_until_s = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -84,9 +86,11 @@ class Children:
         """Make what an actor finds when it starts: its control group and its status page, or an error."""
         spawn = msgspec.structs.replace(spawn, cgroup=self._cgroups.make(spawn.name, spawn.incarnation))
         try:
-            return spawn, page.create(self._space, spawn.name, spawn.incarnation), ""
+            segment = page.create(self._space, spawn.name, spawn.incarnation)
         except SegmentError as error:
             return spawn, None, str(error)
+        page.hold_until(segment, self._held_until_s)
+        return spawn, segment, ""
 
     def refuse(self, spawn: Spawn, error: str) -> None:
         """Take back what was prepared for an actor that could not be started, and say why."""
@@ -101,6 +105,12 @@ class Children:
         child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
         self._children[key] = child
         self._loop.add_reader(child.pidfd, self._died, child)
+
+    def hold_until(self, until_s: float) -> None:
+        """Tell all actors, also those that come later, until when the lease holds; CLOCK_BOOTTIME."""
+        self._held_until_s = until_s
+        for child in self._children.values():
+            page.hold_until(child.segment, until_s)
 
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""

@@ -18,12 +18,15 @@ import psutil
 import pytest
 import zmq
 from sample_actors import Counter, Relay
+from supervised_actors import Worker
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, StartFailed
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.hosts import Host
 from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -147,6 +150,10 @@ def events_of(tree, kind):
 
 def net_of(pid):
     return Path(f"/proc/{pid}/ns/net").readlink()
+
+
+def page_space(host, tree):
+    return ShmSpace(tree.run_id, host.shm_root)
 
 
 def agent_of(tree, name):
@@ -287,6 +294,77 @@ def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(netw
         pid, incarnation = tree.ref("counter", Counter).within(20).ask(Counter.where).result()
         assert (incarnation, net_of(pid) != place) == (2, True)
     assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
+
+
+def is_dead(process):
+    """Whether it is gone, or waits to be reaped by a parent that is stopped."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tmp_path):
+    """Also one that is itself stopped, and one that holds its interpreter lock: the kernel has a timer."""
+    hosts = [network.host("a", tmp_path, outside=LIKE_SSH), network.host("b", tmp_path)]
+    kinds = {"counter": Counter, "stopped": Counter, "hog": Worker}
+    children = [ChildSpec(id=name, actor=kind, hosts=("a", "b")) for name, kind in kinds.items()]
+    with tree_on(network, tmp_path, hosts, *children) as tree:
+        old = {name: psutil.Process(tree.pid(name)) for name in kinds}
+        child = psutil.Process(tree.ref("counter", Counter).ask(Counter.spawn_child).result())
+        tree.ref("hog", Worker).tell(Worker.hold_the_gil, 60)
+        eventually(lambda: PageView.read(page_space(hosts[0], tree), "hog", 1).method == "hold_the_gil")
+        agent = agent_of(tree, "counter")
+        keeper = agent.parent()
+        old["stopped"].suspend()
+        keeper.suspend()
+        agent.suspend()
+        stopped = time.monotonic()
+        eventually(lambda: all(map(is_dead, [*old.values(), agent, child])))
+        gone_s = time.monotonic() - stopped
+        assert TERMS.ttl_s - 2 * TERMS.renew_s < gone_s < TERMS.ttl_s + TERMS.margin_s + 0.5
+        assert not events_of(tree, "host_lost")
+        for name, kind in kinds.items():
+            method = Counter.where if kind is Counter else Worker.who
+            assert tree.ref(name, kind).within(20).ask(method).result()[1] == 2
+        keeper.resume()
+        eventually(lambda: is_dead(keeper))
+    why = (tree.run_dir / "crash" / "counter-1.txt").read_text()
+    assert "the lease of its node agent has been over" in why
+    assert "agent and keeper are stopped" in why
+    assert "most recent call first" in (tree.run_dir / "logs" / "counter-1.log").read_text()
+    eventually(lambda: (tree.run_dir / "crash" / "counter-1" / "traceback.txt").read_text() == why)
+    assert [event["actor"] for event in events_of(tree, "actor_fenced")] == ["counter"]
+
+
+def test_actors_of_the_heads_own_host_end_by_themselves_too(tmp_path):
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(counter_on(),))
+    with Supervisor(spec, run_dir=tmp_path, lease=TERMS) as tree:
+        old, agent = psutil.Process(tree.pid("counter")), agent_of(tree, "counter")
+        agent.parent().suspend()
+        agent.suspend()
+        eventually(lambda: is_dead(old))
+        assert tree.ref("counter", Counter).within(20).ask(Counter.where).result()[1] == 2
+    assert "agent and keeper are stopped" in (tmp_path / "crash" / "counter-1.txt").read_text()
+
+
+def test_whoever_cannot_look_at_the_lease_for_long_is_not_ended_for_it(tmp_path):
+    """One is stopped for longer than the lease, one holds its interpreter lock, one has much to do."""
+    lock, much = (ChildSpec(id=name, actor=Worker) for name in ("lock", "much"))
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(counter_on(), lock, much))
+    terms = LeaseTerms(ttl_s=1.5, renew_s=0.3, margin_s=0.1)
+    with Supervisor(spec, run_dir=tmp_path, lease=terms) as tree:
+        counter = psutil.Process(tree.pid("counter"))
+        replies = [
+            tree.ref("lock", Worker).ask(Worker.hold_the_gil, 3),
+            tree.ref("much", Worker).ask(Worker.spin, 3.0),
+        ]
+        counter.suspend()
+        assert [reply.result() for reply in replies] == ["done", "done"]
+        counter.resume()
+        assert tree.ref("counter", Counter).ask(Counter.where).result()[1] == 1
+    assert not events_of(tree, "actor_fenced")
+    assert len(events_of(tree, "child_spawned")) == 3
 
 
 def test_a_stopped_agent_on_the_heads_own_host_is_replaced(tmp_path):

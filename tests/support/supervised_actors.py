@@ -59,6 +59,13 @@ class Worker(Actor):
         return "done"
 
     @endpoint
+    def spin(self, seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pass
+        return "done"
+
+    @endpoint
     def work(self, seconds: float, *, report: bool) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
