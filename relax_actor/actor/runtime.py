@@ -43,6 +43,7 @@ from relax_actor.actor.wire import (
     Failed,
     GangAbort,
     Hello,
+    Meeting,
     NodeConfig,
     PeerGone,
     Promote,
@@ -69,6 +70,9 @@ LAST_WORDS_S = 0.05
 
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
+
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a gang meet that has one host."""
 
 TICK_S = 0.25
 """How often the I/O thread says on the status page that it runs, and looks until when it may."""
@@ -147,6 +151,7 @@ class _Process(Callee):
         self._actor: Actor
         self._promoted: asyncio.Future[Promote]
         self.gang = Gang()
+        self._host = config.listen or LOOPBACK
         space = ShmSpace(config.run_id, config.shm_root)
         self._page = PageWriter(space, spawn.name, spawn.incarnation, ",".join(spawn.devices))
         self._courier = Courier(
@@ -522,11 +527,22 @@ class _Process(Callee):
             return  # broken before it was joined
         try:
             with self._duty.busy("on_regroup"):
+                self._open_meeting(group)
                 self._actor.on_regroup(group.epoch)
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `main`
             if not self.gang.broke_since(breaks, error):
                 self._end(error)
         self._next_turn()
+
+    def _open_meeting(self, group: Regroup) -> None:
+        """Have the others come, as rank 0: where they are to is bound first and told then."""
+        if group.rank != 0:
+            return
+        rendezvous = self._actor.open_rendezvous(group.epoch, self._host)
+        self.gang.join(msgspec.structs.replace(group, rendezvous=rendezvous))
+        name, incarnation = self._holder.name, self._holder.incarnation
+        meeting = Meeting(name=name, incarnation=incarnation, epoch=group.epoch, rendezvous=rendezvous)
+        self._courier.tell_head(meeting)
 
     # -- Host -----------------------------------------------------------------------------------
 

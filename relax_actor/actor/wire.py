@@ -297,7 +297,7 @@ class Regroup(Record, frozen=True, kw_only=True, tag="regroup"):
     epoch: int
     rank: int
     size: int
-    rendezvous: str  # a torch `init_method`, fresh for each epoch
+    rendezvous: str = ""  # where the ranks meet, fresh for each epoch; rank 0 opens it and tells the head
 
 
 class Credit(Record, frozen=True, kw_only=True, tag="credit"):
@@ -335,6 +335,15 @@ class Unmapped(Record, frozen=True, kw_only=True, tag="unmapped"):
     segments: tuple[str, ...]
 
 
+class Meeting(Record, frozen=True, kw_only=True, tag="meeting"):
+    """Rank 0 to head: where the ranks of this epoch meet; the others are told to join only now."""
+
+    name: str
+    incarnation: int
+    epoch: int
+    rendezvous: str
+
+
 AnyRecord = (
     AgentReady
     | Spawned
@@ -367,6 +376,7 @@ AnyRecord = (
     | Query
     | Probe
     | Unmapped
+    | Meeting
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

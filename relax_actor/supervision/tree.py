@@ -26,6 +26,7 @@ from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.fleet import Fleet, Key, Place
 from relax_actor.supervision.hangs import HangWatch
 from relax_actor.supervision.hook import Hook, HookRunner
+from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec
@@ -70,6 +71,7 @@ class TreeShell:
         self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
         self._hangs = HangWatch(self._hung)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
+        self._meetings = Meetings(lambda key, record: self._courier.say(_identity(*key), record))
         self.monitors = MonitorHub()
         self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
@@ -175,6 +177,8 @@ class TreeShell:
                 self.handle(events.SpareReady(name=record.name))
             case wire.Began() | wire.Ended() | wire.Beat():
                 self._hangs.heard(record)
+            case wire.Meeting():
+                self._meetings.opened(record)
             case wire.Released():
                 name, incarnation, epoch = record.name, record.incarnation, record.epoch
                 self.handle(events.Released(name=name, incarnation=incarnation, epoch=epoch))
@@ -306,8 +310,12 @@ class TreeShell:
                 self._stop(command)
             case commands.Kill():
                 self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
-            case commands.GangAbort() | commands.Regroup():
-                self._order_rank(command)
+            case commands.GangAbort():
+                self._meetings.abort(command)
+                order = wire.GangAbort(epoch=command.epoch, reason=command.reason)
+                self._courier.say(_identity(command.name, command.incarnation), order)
+            case commands.Regroup():
+                self._meetings.regroup(command)
             case commands.SetTimer() | commands.CancelTimer():
                 self._set_timer(command)
             case commands.Report():
@@ -352,23 +360,6 @@ class TreeShell:
         self._fleet.say(key, record)
         self._courier.say(_identity(*spare), record)
         self.monitors.note(Phase.UP, *key)
-
-    def _order_rank(self, command: commands.GangAbort | commands.Regroup) -> None:
-        peer = _identity(command.name, command.incarnation)
-        if isinstance(command, commands.GangAbort):
-            self._courier.say(peer, wire.GangAbort(epoch=command.epoch, reason=command.reason))
-        else:
-            self._courier.say(peer, self._group_of(command))
-
-    def _group_of(self, command: commands.Regroup) -> wire.Regroup:
-        folder = Path(self._config.run_dir) / "gang"
-        folder.mkdir(exist_ok=True)
-        return wire.Regroup(
-            epoch=command.epoch,
-            rank=command.rank,
-            size=command.size,
-            rendezvous=f"file://{folder}/{command.gang}-{command.epoch}",
-        )
 
     def _stop(self, command: commands.Stop) -> None:
         key = command.name, command.incarnation

@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import time
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from supervised_actors import Rank
+from supervised_actors import Rank, TorchlessRank
 
 from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied, GangAborted
@@ -92,6 +94,46 @@ def test_a_rank_killed_inside_an_all_reduce_costs_one_process(tree):
     (aborted,) = events_of(tree, "gang_aborted")
     assert aborted["child"] == f"rank/{RANKS - 1}"
     assert len(aborted["survivors"]) == RANKS - 1
+
+
+def is_refused(rendezvous):
+    """Whether nobody listens there any more."""
+    where = urlsplit(rendezvous)
+    try:
+        socket.create_connection((where.hostname, where.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("lost", [0, RANKS - 1])
+def test_where_ranks_met_is_closed_to_those_who_come_too_late(tree, lost):
+    """Each epoch has a store of its own, on loopback where the gang has one host; also if rank 0 lives on."""
+    refs = refs_of(tree)
+    assert sums(refs) == [TOTAL] * RANKS
+    (before,) = {ref.ask(Rank.rendezvous).result() for ref in refs}
+    assert urlsplit(before).hostname == "127.0.0.1"
+    assert not is_refused(before)
+    os.kill(tree.pid(f"rank/{lost}"), signal.SIGKILL)
+    await_groups(tree, 2)
+    assert sums(refs) == [TOTAL] * RANKS
+    (after,) = {ref.ask(Rank.rendezvous).result() for ref in refs}
+    assert after != before
+    assert not is_refused(after)
+    assert is_refused(before)
+
+
+@pytest.mark.fault
+def test_ranks_without_torch_meet_where_rank_0_says(tmp_path):
+    child = ChildSpec(id="rank", actor=TorchlessRank, replicas=3, gang=True)
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(child,))
+    with Supervisor(spec, run_dir=tmp_path) as tree:
+        refs = [tree.ref(f"rank/{rank}", TorchlessRank) for rank in range(3)]
+        assert {ref.ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 1"}
+        os.kill(tree.pid("rank/0"), signal.SIGKILL)
+        await_groups(tree, 2)
+        assert {ref.within(20).ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 2"}
 
 
 @pytest.mark.fault

@@ -18,11 +18,11 @@ import psutil
 import pytest
 import zmq
 from sample_actors import Counter, Relay
-from supervised_actors import Worker
+from supervised_actors import Rank, Worker
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
-from relax_actor.errors import ActorDied, StartFailed
+from relax_actor.errors import ActorDied, GangAborted, StartFailed
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.hosts import Host
 from relax_actor.telemetry import read_events
@@ -128,8 +128,7 @@ def tree_on(network, tmp_path, hosts, *children, **settings):
         run_dir=tmp_path / "run",
         hosts=hosts,
         address=network.head,
-        lease=TERMS,
-        **settings,
+        **{"lease": TERMS, **settings},
     )
 
 
@@ -152,8 +151,10 @@ def net_of(pid):
     return Path(f"/proc/{pid}/ns/net").readlink()
 
 
-def page_space(host, tree):
-    return ShmSpace(tree.run_id, host.shm_root)
+def in_method(tree, host, name, method):
+    """Wait until the first incarnation of an actor runs a method."""
+    space = ShmSpace(tree.run_id, host.shm_root)
+    eventually(lambda: PageView.read(space, name, 1).method == method)
 
 
 def agent_of(tree, name):
@@ -313,7 +314,7 @@ def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tm
         old = {name: psutil.Process(tree.pid(name)) for name in kinds}
         child = psutil.Process(tree.ref("counter", Counter).ask(Counter.spawn_child).result())
         tree.ref("hog", Worker).tell(Worker.hold_the_gil, 60)
-        eventually(lambda: PageView.read(page_space(hosts[0], tree), "hog", 1).method == "hold_the_gil")
+        in_method(tree, hosts[0], "hog", "hold_the_gil")
         agent = agent_of(tree, "counter")
         keeper = agent.parent()
         old["stopped"].suspend()
@@ -415,6 +416,34 @@ def test_hosts_may_have_ipv6_addresses(network6, tmp_path):
     relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
     with tree_on(network6, tmp_path, hosts, counter_on("a"), relay) as tree:
         assert tree.ref("relay", Relay).ask(Relay.add_via, "counter", 1).result() == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_gang_over_two_hosts_meets_again_when_one_rank_is_killed(network, tmp_path, lost):
+    """The ranks meet at rank 0's own address, whichever of them is lost."""
+    hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
+    env = {"GLOO_SOCKET_IFNAME": "eth0"}
+    ranks = ChildSpec(id="rank", actor=Rank, replicas=2, gang=True, zygote="torch", hosts=("a", "b"), env=env)
+    zygotes = {"default": (), "torch": ("torch",)}
+    terms = LeaseTerms(ttl_s=10.0, renew_s=1.0)  # the import of torch is longer than the others' leases
+    with tree_on(network, tmp_path, hosts, ranks, zygotes=zygotes, lease=terms) as tree:
+        refs = [tree.ref(f"rank/{rank}", Rank).within(60) for rank in range(2)]
+        assert [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]] == [3, 3]
+        nets = [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)]
+        before = refs[1].ask(Rank.rendezvous).result()
+        assert before.startswith(f"tcp://{hosts[0].address}:")
+        replies = [ref.ask(Rank.sum_for_ever) for ref in refs]
+        for rank, host in enumerate(hosts):
+            in_method(tree, host, f"rank/{rank}", "sum_for_ever")
+        os.kill(tree.pid(f"rank/{lost}"), signal.SIGKILL)
+        with pytest.raises(ActorDied):
+            replies[lost].result(20)
+        with pytest.raises(GangAborted):
+            replies[1 - lost].result(20)
+        assert [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]] == [3, 3]
+        assert refs[1].ask(Rank.rendezvous).result() != before
+        assert [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)] == nets
+    assert [event["epoch"] for event in events_of(tree, "gang_formed")] == [1, 2]
 
 
 HEAD = """
