@@ -36,6 +36,10 @@ QUICK = Backoff(base_s=0.01, cap_s=0.05)
 LIKE_SSH = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec 3<&- <&-; wait; exit 255', "sh")
 
 
+# As a wrapper that says of itself what only a keeper may say: that nothing is left.
+A_LIAR = ("sh", "-c", 'exec 3<&0; trap "exit 3" TERM; "$@" <&3 3<&- & exec 3<&- <&-; wait', "sh")
+
+
 @dataclass
 class Network:
     """A bridge, and namespaces on it named `a` and `b`; this process' namespace is the head's."""
@@ -145,6 +149,14 @@ def eventually(condition, timeout_s=20.0):
 
 def events_of(tree, kind):
     return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
+
+
+def is_dead(process):
+    """Whether it is gone, or waits to be reaped by a parent that is stopped."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def net_of(pid):
@@ -284,6 +296,35 @@ def test_an_agent_that_was_given_up_is_refused_when_it_comes_back(network, tmp_p
     assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
 
 
+def test_an_old_incarnation_that_goes_on_beside_its_successor_is_heard_by_nobody(network, tmp_path):
+    """It should be impossible, and takes a wrapper that lies; even then only the successor's word counts."""
+    hosts = [network.host("a", tmp_path, outside=A_LIAR), network.host("b", tmp_path)]
+    relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
+    lease = LeaseTerms(ttl_s=30.0, renew_s=0.3)
+    with tree_on(network, tmp_path, hosts, counter_on("a", "b"), relay, lease=lease) as tree:
+        counter, via = tree.ref("counter", Counter).within(20), tree.ref("relay", Relay).within(20)
+        assert via.ask(Relay.add_via, "counter", 100).result() == 100
+        old, agent = psutil.Process(tree.pid("counter")), agent_of(tree, "counter")
+        keeper = agent.parent()
+        old.suspend()
+        replies = [counter.ask(Counter.add, 1), via.ask(Relay.add_via, "counter", 1)]
+        agent.suspend()
+        keeper.parent().terminate()
+        for reply in replies:
+            with pytest.raises(ActorDied, match="incarnation 1"):
+                reply.result(20)
+        assert counter.ask(Counter.where).result()[1] == 2
+        old.resume()
+        space = ShmSpace(tree.run_id, hosts[0].shm_root)
+        eventually(lambda: (page := PageView.read(space, "counter", 1)).calls_begun == 3 and not page.method)
+        eventually(lambda: "counter#1" in {event["peer"] for event in events_of(tree, "peer_refused")})
+        assert counter.ask(Counter.add, 1).result() == 1
+        assert via.ask(Relay.add_via, "counter", 1).result() == 2
+        agent.resume()  # and finds that its head let it go
+        eventually(lambda: is_dead(keeper) and is_dead(old))
+        assert counter.ask(Counter.where).result()[1] == 2
+
+
 def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
@@ -295,14 +336,6 @@ def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(netw
         pid, incarnation = tree.ref("counter", Counter).within(20).ask(Counter.where).result()
         assert (incarnation, net_of(pid) != place) == (2, True)
     assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
-
-
-def is_dead(process):
-    """Whether it is gone, or waits to be reaped by a parent that is stopped."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tmp_path):

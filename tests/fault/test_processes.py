@@ -138,11 +138,18 @@ def test_a_fork_that_ends_in_user_code_is_not_the_actors_death(tree, mortal):
 def test_a_fork_that_lives_on_keeps_no_death_secret(tree, mortal):
     """A fork owns neither the mutex nor the socket, and it dies with its actor."""
     fork = mortal.ask(Mortal.fork_and_live).result()
+    assert {mortal.ask(Mortal.where).result()[0] for _ in range(50)} == {tree.pid("mortal")}
     reply = running(tree, mortal)
     os.kill(tree.pid("mortal"), signal.SIGKILL)
     with pytest.raises(ActorDied):
         reply.result(20)
     eventually(lambda: is_gone(fork))
+
+
+def test_an_actor_may_read_its_data_through_forks(tree, mortal):
+    assert mortal.ask(Mortal.load_in_forks, 6).result() == [0, 1, 2, 3, 4, 5]
+    assert mortal.ask(Mortal.where).result() == (tree.pid("mortal"), 1)
+    assert events_of(tree, "child_dying") == []
 
 
 def test_an_actor_started_from_a_thread_that_ended_lives_on(tree):
