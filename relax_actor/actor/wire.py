@@ -55,6 +55,7 @@ class AgentReady(Record, frozen=True, kw_only=True, tag="agent_ready"):
 
     pid: int
     socket_dir: str = ""
+    node: str = ""  # what the host calls itself
 
 
 class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
@@ -83,6 +84,7 @@ class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
     name: str
     incarnation: int
     pid: int
+    start_ticks: int | None = None  # since boot of its host; with the pid it is never used again
 
 
 class Kill(Record, frozen=True, kw_only=True, tag="kill"):
@@ -344,6 +346,23 @@ class Meeting(Record, frozen=True, kw_only=True, tag="meeting"):
     rendezvous: str
 
 
+class Look(Record, frozen=True, kw_only=True, tag="look"):
+    """Observer to head, head to node agent: tell what there is to see of an incarnation, alive or dead."""
+
+    id: int
+    host: str  # as the tree names it
+    name: str
+    incarnation: int
+    wants_stacks: bool = False
+
+
+class Seen(Record, frozen=True, kw_only=True, tag="seen"):
+    """Node agent to head, head to observer: the answer to a `Look`."""
+
+    id: int
+    sight: bytes = b""  # JSON, see `node.sight`; empty where there is no such host
+
+
 AnyRecord = (
     AgentReady
     | Spawned
@@ -377,6 +396,8 @@ AnyRecord = (
     | Probe
     | Unmapped
     | Meeting
+    | Look
+    | Seen
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

@@ -23,6 +23,7 @@ from relax_actor.actor.wire import (
     AgentReady,
     Exited,
     Kill,
+    Look,
     NodeConfig,
     Promote,
     Record,
@@ -93,7 +94,8 @@ class Agent:
         if error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201 - the agent's log
         else:
-            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir))
+            node = os.uname().nodename
+            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir, node=node))
             renewal.start(self._loop)
             await self._ended.wait()
             self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
@@ -144,6 +146,8 @@ class Agent:
             self._renewal.granted(record.number)
         elif isinstance(record, Promote):
             self._children.promote(record)
+        elif isinstance(record, Look):
+            self._children.look(record, Path(self._config.run_dir))
         elif isinstance(record, Shutdown):
             self._end_with_head("its head told it to")
 
@@ -157,7 +161,8 @@ class Agent:
             self._children.refuse(spawn, error)
             return
         self._children.add(spawn, pid, segment)
-        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+        since = process.start_time(pid)
+        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid, start_ticks=since))
 
     def _start(self, spawn: Spawn, arguments: Frames) -> tuple[int, str]:
         if spawn.python or not spawn.zygote:

@@ -19,10 +19,11 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Exited, NodeConfig, Promote, Record, Spawn
+from relax_actor.actor.wire import Exited, Look, NodeConfig, Promote, Record, Seen, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
+from relax_actor.node.sight import Watched, sight_of
 from relax_actor.node.watch import DeathWatch
 from transport.segment import Segment, SegmentError
 from transport.shm import ShmSpace
@@ -117,6 +118,15 @@ class Children:
         child = self._children.get((promote.spare, 1))
         if child is not None:  # else it died just now, and the head has been told
             child.promoted_to = promote.name, promote.incarnation
+
+    def look(self, look: Look, run_dir: Path) -> None:
+        """Tell the head what there is to see of an actor, also of one that is dead."""
+        child = self._child(look.name, look.incarnation)
+        pid, seen = (child.pid, child.page()) if child is not None else (0, None)
+        self._run(self._look(look, Watched(pid=pid, page=seen, run_dir=run_dir)))
+
+    async def _look(self, look: Look, watched: Watched) -> None:
+        self._say(Seen(id=look.id, sight=msgspec.json.encode(await sight_of(look, watched))))
 
     # -- forced ends ----------------------------------------------------------------------------
 

@@ -17,6 +17,11 @@ def agent_identity(host: str, incarnation: int) -> bytes:
     return f"agent:{host}#{incarnation}".encode()
 
 
+def file_stem(name: str, incarnation: int) -> str:
+    """Return what the log and the crash reports of an incarnation are called, without folder and suffix."""
+    return f"{name.replace('/', '-')}-{incarnation}"
+
+
 def make_socket_dir(name: str) -> Path:
     """Make a private folder for sockets: short (AF_UNIX allows 107 bytes) and 0700; it may be there.
 

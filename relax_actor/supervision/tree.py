@@ -19,6 +19,7 @@ from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
 from relax_actor.ids import Holder
 from relax_actor.node import process
+from relax_actor.node.names import file_stem
 from relax_actor.supervision import commands, events
 from relax_actor.supervision.births import rename_files, spawn_record
 from relax_actor.supervision.classify import classify, last_line
@@ -29,6 +30,7 @@ from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
+from relax_actor.supervision.sights import Sights
 from relax_actor.supervision.spec import ChildSpec
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -61,17 +63,18 @@ class TreeShell:
         self._policy, self._fleet = policy, fleet
         self._config, self._events, self._on_change = config, events_log, on_change
         self._courier: Courier
+        self._meetings: Meetings
+        self._sights: Sights
         self._timers: dict[str, Any] = {}
         self._listeners: set[bytes] = set()
         self._up: dict[str, wire.Ready] = {}
         self._near: dict[Key, str] = {}  # where actors take the calls of their own host
-        self._pids: dict[tuple[str, int], int] = {}
+        self._born: dict[Key, wire.Spawned] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
         self._hangs = HangWatch(self._hung)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
-        self._meetings = Meetings(lambda key, record: self._courier.say(_identity(*key), record))
         self.monitors = MonitorHub()
         self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
@@ -80,6 +83,8 @@ class TreeShell:
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
+        self._meetings = Meetings(lambda key, record: courier.say(_identity(*key), record))
+        self._sights = Sights(self._fleet.ask_host, courier.say)
         self._hangs.start(courier.loop)
         self._tell_tree("tree_started")
         self._fleet.start(self, courier)
@@ -94,7 +99,7 @@ class TreeShell:
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that is there, if any."""
-        return next((pid for (each, _), pid in self._pids.items() if each == name), None)
+        return next((born.pid for born in self._born.values() if born.name == name), None)
 
     def close(self) -> None:
         """End the node agent and everything on it."""
@@ -112,6 +117,7 @@ class TreeShell:
             host=os.uname().nodename,
             start_ticks=process.start_time(os.getpid()),
             shm_root=self._config.shm_root,
+            address=self._config.head,
             tree=_outline(self._policy.snapshot()),
         )
 
@@ -140,6 +146,8 @@ class TreeShell:
                 self._exited(record)
             case wire.Dying():
                 self._dying(record)
+            case wire.Seen():
+                self._sights.answered(record)
             case _:
                 log.warning("unexpected %s from a node agent", type(record).__name__)
 
@@ -177,6 +185,8 @@ class TreeShell:
                 self.handle(events.SpareReady(name=record.name))
             case wire.Began() | wire.Ended() | wire.Beat():
                 self._hangs.heard(record)
+            case wire.Look():
+                self._sights.ask(peer, record)
             case wire.Meeting():
                 self._meetings.opened(record)
             case wire.Released():
@@ -186,19 +196,22 @@ class TreeShell:
                 log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
 
     def _spawned(self, record: wire.Spawned) -> None:
-        self._pids[record.name, record.incarnation] = record.pid
+        self._born[record.name, record.incarnation] = record
         self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._fleet.spawned((record.name, record.incarnation), record.pid)
-        self._emit_spawned(record.name, record.incarnation, record.pid)
+        self._emit_spawned(record)
 
-    def _emit_spawned(self, name: str, incarnation: int, pid: int) -> None:
+    def _emit_spawned(self, born: wire.Spawned) -> None:
+        place = self._fleet.whereabouts((born.name, born.incarnation))
+        folder = Path(place.pop("run_dir", self._config.run_dir))
         self._events.emit(
             "child_spawned",
-            child=name,
-            incarnation=incarnation,
-            pid=pid,
-            start_ticks=process.start_time(pid),
-            log=str(self._log_path(name, incarnation)),
+            child=born.name,
+            incarnation=born.incarnation,
+            pid=born.pid,
+            start_ticks=born.start_ticks,
+            log=str(folder / "logs" / f"{file_stem(born.name, born.incarnation)}.log"),
+            **place,
         )
 
     def _actor_ready(self, record: wire.Ready) -> None:
@@ -250,7 +263,8 @@ class TreeShell:
         return next(names, (name, incarnation))
 
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
-        pid = self._pids.pop((name, incarnation), 0)
+        born = self._born.pop((name, incarnation), None)
+        pid = born.pid if born else 0
         self._fleet.gone((name, incarnation))
         self._near.pop((name, incarnation), None)
         self._hangs.forget((name, incarnation))
@@ -349,13 +363,14 @@ class TreeShell:
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
         self._promoted[key] = command.spare
-        self._pids[key] = self._pids.pop(spare, 0)
+        born = self._born.pop(spare)
+        self._born[key] = msgspec.structs.replace(born, name=command.name, incarnation=command.incarnation)
         self._near[key] = self._near.pop(spare, "")
         self._fleet.renamed(spare, key)
         self._hangs.forget(spare)
         self._hangs.watch(key, command.spec.hang_after_s)
         rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
-        self._emit_spawned(*key, self._pids[key])
+        self._emit_spawned(self._born[key])
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._fleet.say(key, record)
         self._courier.say(_identity(*spare), record)
@@ -387,10 +402,10 @@ class TreeShell:
         self._events.emit(report.kind.value, **report.fields)
 
     def _log_path(self, name: str, incarnation: int) -> Path:
-        return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
+        return Path(self._config.run_dir) / "logs" / f"{file_stem(name, incarnation)}.log"
 
     def _crash_path(self, name: str, incarnation: int) -> Path:
-        return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
+        return Path(self._config.run_dir) / "crash" / file_stem(name, incarnation)
 
 
 def _key_of(peer: bytes) -> Key:

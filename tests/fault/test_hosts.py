@@ -1,5 +1,6 @@
 """A tree over several hosts: network namespaces of this machine, with links that are cut and healed."""
 
+import json
 import os
 import secrets
 import shutil
@@ -477,6 +478,61 @@ def test_a_gang_over_two_hosts_meets_again_when_one_rank_is_killed(network, tmp_
         assert refs[1].ask(Rank.rendezvous).result() != before
         assert [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)] == nets
     assert [event["epoch"] for event in events_of(tree, "gang_formed")] == [1, 2]
+
+
+def relax(tree, *arguments):
+    command = [sys.executable, "-m", "relax_actor", arguments[0], str(tree.run_dir), *arguments[1:]]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_actors_of_other_hosts_are_looked_into_through_their_agents(network, tmp_path):
+    """Host a has a name of its own, memory that nobody else knows of, and a run folder of its own."""
+    other = ("unshare", "--uts", "sh", "-c", 'hostname faraway; exec "$@"', "sh")
+    far = network.host("a", tmp_path, inside=other)
+    far = msgspec.structs.replace(far, run_dir=str(tmp_path / "run-of-a"))
+    lock, busy = (ChildSpec(id=name, actor=Worker, hosts=("a",)) for name in ("lock", "busy"))
+    near = ChildSpec(id="near", actor=Counter, hosts=("b",))
+    with tree_on(network, tmp_path, [far, network.host("b", tmp_path)], lock, busy, near) as tree:
+        tree.ref("lock", Worker).tell(Worker.hold_the_gil, 60)
+        tree.ref("busy", Worker).tell(Worker.work, 60.0, report=True)
+        in_method(tree, far, "lock", "hold_the_gil")
+        in_method(tree, far, "busy", "work")
+        rows = {row["actor"]: row for row in json.loads(relax(tree, "ps", "--json").stdout)}
+        assert [rows[name]["host"] for name in ("lock", "busy")] == ["faraway"] * 2
+        assert (rows["lock"]["pid"], rows["lock"]["method"]) == (tree.pid("lock"), "hold_the_gil")
+        assert rows["busy"]["progress"] == "still at it"
+        assert rows["lock"]["rss_bytes"] > 2**20
+        assert rows["near"]["pid"] == tree.pid("near")
+
+        stack = relax(tree, "stack", "lock")
+        assert "in hold_the_gil" in stack.stdout, stack.stderr
+        psutil.Process(tree.pid("busy")).suspend()
+        stopped = relax(tree, "stack", "busy")
+        assert "is stopped by a signal" in stopped.stderr
+        assert '"state":"stopped"' in relax(tree, "ps", "--json").stdout
+
+        os.kill(tree.pid("busy"), signal.SIGKILL)
+        eventually(
+            lambda: len([each for each in events_of(tree, "child_spawned") if each["child"] == "busy"]) == 2
+        )
+        why = json.loads(relax(tree, "why", "busy#1", "--json").stdout)
+        assert (why["exit"], why["method"]) == ("signal", "work")
+        assert why["log"] == str(tmp_path / "run-of-a" / "logs" / "busy-1.log")
+
+
+def test_without_the_head_there_is_nothing_to_see_of_other_hosts_and_it_is_said(network, tmp_path):
+    other = ("unshare", "--uts", "sh", "-c", 'hostname faraway; exec "$@"', "sh")
+    hosts = [network.host("a", tmp_path, inside=other), network.host("b", tmp_path)]
+    with tree_on(network, tmp_path, hosts, counter_on("a")) as tree:
+        log = (tree.run_dir / "events.jsonl").read_text()
+        copy = tmp_path / "copy"
+        shutil.copytree(tree.run_dir, copy, ignore=shutil.ignore_patterns("*.lock"))
+        address = events_of(tree, "tree_started")[0]["address"]
+        (copy / "events.jsonl").write_text(log.replace(address, f"ipc://{tmp_path}/nobody"))
+        command = [sys.executable, "-m", "relax_actor", "stack", str(copy), "counter"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "`counter#1` runs on faraway, out of sight" in done.stderr
+    assert "run this command on faraway" in done.stderr
 
 
 HEAD = """
