@@ -9,12 +9,11 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from supervised_actors import Rank, TorchlessRank
+from watching import QUICK, events_of
 
-from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Intensity, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied, GangAborted
-from relax_actor.telemetry import read_events
 
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 RANKS = 8
 ABORT_S = 2.0
 
@@ -51,10 +50,6 @@ def sums(refs):
 
 def places(refs):
     return [reply.result() for reply in [ref.ask(Rank.where) for ref in refs]]
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
 
 
 def await_groups(tree, groups):

@@ -20,19 +20,18 @@ import pytest
 import zmq
 from sample_actors import Counter, Relay
 from supervised_actors import Rank, Worker
+from watching import QUICK, events_of, eventually, is_dead
 
-from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, GangAborted, StartFailed
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.hosts import Host
-from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 TERMS = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 # As ssh: killing it here leaves what it started running there, and its end says nothing.
 LIKE_SSH = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec 3<&- <&-; wait; exit 255', "sh")
 
@@ -139,25 +138,6 @@ def tree_on(network, tmp_path, hosts, *children, **settings):
 
 def counter_on(*hosts, **fields):
     return ChildSpec(id="counter", actor=Counter, hosts=hosts, **fields)
-
-
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
-
-
-def is_dead(process):
-    """Whether it is gone, or waits to be reaped by a parent that is stopped."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def net_of(pid):

@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 from dying_actors import Mortal
+from watching import QUICK, events_of, eventually
 
-from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, Executed, StartFailed
 from relax_actor.node import cgroup
@@ -23,7 +24,6 @@ from transport.shm import ShmSpace
 
 pytestmark = pytest.mark.fault
 
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
@@ -42,23 +42,12 @@ def mortal(tree):
     return tree.ref("mortal", Mortal)
 
 
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def is_gone(pid):
     """Whether there is no such process, or nothing but its exit status."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
 
 
 def seen(tree, incarnation=1):
