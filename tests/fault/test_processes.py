@@ -19,6 +19,7 @@ from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, Executed, StartFailed
 from relax_actor.node import cgroup
+from relax_actor.node.lease import LeaseTerms
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
@@ -489,3 +490,40 @@ def test_an_actor_is_not_restarted_before_its_device_is_free(tmp_path, monkeypat
         assert events_of(tree, "child_exited") == []
         held.unlink()
         assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
+
+
+# -- zygotes ----------------------------------------------------------------------------------------
+
+SLOW = """
+    import time
+    from pathlib import Path
+
+    started = Path(__file__).with_name("started")
+    if started.exists():
+        time.sleep(4.0)
+    started.touch()
+"""
+
+
+def test_a_zygote_that_imports_for_longer_than_the_lease_keeps_nobody_else_waiting(tmp_path, monkeypatch):
+    """The agent goes on meanwhile, so that its other actors live, and who waits may still be killed."""
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    lease = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
+    zygotes = {"default": (), "slow": ("slow",)}
+    children = [ChildSpec(id=name, actor=Mortal, zygote="slow") for name in ("mortal", "waiting")]
+    other = ChildSpec(id="other", actor=Mortal)
+    with Supervisor(spec_of(*children, other), run_dir=tmp_path, lease=lease, zygotes=zygotes) as tree:
+        agent = psutil.Process(tree.pid("mortal")).parent()
+        actors = {tree.pid(name) for name in ("mortal", "waiting", "other")}
+        for process in agent.children():
+            if process.pid not in actors:
+                process.kill()
+        for name in ("mortal", "waiting"):
+            os.kill(tree.pid(name), signal.SIGKILL)
+        eventually(lambda: len(events_of(tree, "child_restarting")) == 2)
+        tree.remove_child("waiting")
+        assert tree.ref("mortal", Mortal).within(30).ask(Mortal.where).result()[1] == 2
+        assert tree.ref("other", Mortal).ask(Mortal.where).result()[1] == 1
+        assert tree.pid("waiting") is None
+    assert not events_of(tree, "host_lost")
