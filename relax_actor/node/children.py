@@ -78,6 +78,7 @@ class Children:
         self._oom = cgroup.OomWatch()
         self._gate: DeviceGate | None = None
         self._held_until_s = math.inf
+        self._unborn: dict[tuple[str, int], Segment] = {}  # pages of those who are not forked yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -91,10 +92,12 @@ class Children:
         except SegmentError as error:
             return spawn, None, str(error)
         page.hold_until(segment, self._held_until_s)
+        self._unborn[spawn.name, spawn.incarnation] = segment
         return spawn, segment, ""
 
     def refuse(self, spawn: Spawn, error: str) -> None:
         """Take back what was prepared for an actor that could not be started, and say why."""
+        self._unborn.pop((spawn.name, spawn.incarnation), None)
         self._cgroups.end(spawn.name, spawn.incarnation)
         self._space.sweep(spawn.name, spawn.incarnation)
         self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
@@ -102,6 +105,7 @@ class Children:
     def add(self, spawn: Spawn, pid: int, segment: Segment) -> None:
         """Watch an actor that was started."""
         key = spawn.name, spawn.incarnation
+        self._unborn.pop(key, None)
         watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
         child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
         self._children[key] = child
@@ -110,8 +114,8 @@ class Children:
     def hold_until(self, until_s: float) -> None:
         """Tell all actors, also those that come later, until when the lease holds; CLOCK_BOOTTIME."""
         self._held_until_s = until_s
-        for child in self._children.values():
-            page.hold_until(child.segment, until_s)
+        for segment in (*self._unborn.values(), *(child.segment for child in self._children.values())):
+            page.hold_until(segment, until_s)
 
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""

@@ -65,11 +65,11 @@ class Nursery:
     def cancel(self, name: str, incarnation: int) -> None:
         """Do not fork who still waits for it."""
         for waiting in self._waiting.values():
-            for each in [
-                each for each in waiting if (each[0].name, each[0].incarnation) == (name, incarnation)
-            ]:
-                waiting.remove(each)
-                each[2](0, "it was killed before it was started")
+            for each in tuple(waiting):
+                spawn, _, born = each
+                if (spawn.name, spawn.incarnation) == (name, incarnation):
+                    waiting.remove(each)
+                    born(0, "it was killed before it was started")
 
     def close(self) -> None:
         """End all of them, and reap them."""
