@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from relax_actor import faults
 from relax_actor.actor.base import Actor, Context
 from relax_actor.actor.callee import Callee
@@ -23,6 +25,7 @@ from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.duty import Duty
 from relax_actor.actor.execution import Execution
+from relax_actor.actor.fence import Fence
 from relax_actor.actor.gang import Gang
 from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.mailbox import Incoming, Mailbox
@@ -35,6 +38,7 @@ from relax_actor.actor.watch import RestingSelector
 from relax_actor.actor.wire import (
     GangAbort,
     Hello,
+    Meeting,
     NodeConfig,
     PeerGone,
     Promote,
@@ -57,19 +61,29 @@ from transport.shm import ShmSpace
 LAST_WORDS_S = 0.05
 """How long a fatal error's own answer gets to leave the process before it ends."""
 
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a gang meet that has one host."""
+
 TICK_S = 0.25
-"""How often the I/O thread says on the status page that it runs."""
+"""How often the I/O thread says on the status page that it runs, and looks until when it may."""
 
 
-def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
-    """Run one actor until it ends; return the process' exit code."""
+def main(config: NodeConfig, spawn: Spawn, arguments: Frames, settle: Callable[[], object]) -> int:
+    """Run one actor until it ends; return the process' exit code.
+
+    Args:
+        config: what all processes of the run have in common.
+        spawn: which actor.
+        arguments: its packed arguments.
+        settle: called before any code of the user runs.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
     faulthandler.enable()  # a SIGSEGV leaves its stacks in the log
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faults.arm(spawn.name, spawn.incarnation)
     sys.path.extend(entry for entry in config.path if entry not in sys.path)
     try:
-        return _Process(config, spawn).run(codec.unpack(arguments))
+        return _Process(config, spawn, settle).run(arguments)
     except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
         Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
         traceback.print_exc()
@@ -79,8 +93,8 @@ def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
 class _Process(Callee):
     """One actor, its mailbox and its courier."""
 
-    def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
-        self._spawn = spawn
+    def __init__(self, config: NodeConfig, spawn: Spawn, settle: Callable[[], object]) -> None:
+        self._spawn, self._settle = spawn, settle
         self.shm_root, self.listen = config.shm_root, config.listen
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._stop_reason = ""
@@ -94,6 +108,7 @@ class _Process(Callee):
         self._courier = self._make_courier(config, space)
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
+        self._fence = Fence(config.lease, self._page, Path(spawn.crash), events)
         self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
         self._execution = Execution(
             self._courier.serving, self._page, self._duty, self.gang, events, on_fatal=self._fatal
@@ -106,10 +121,11 @@ class _Process(Callee):
             gang=self.gang,
             events=events,
             is_rank=spawn.is_rank,
+            open_meeting=self._open_meeting,
         )
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
-    def run(self, arguments: dict[str, Any]) -> int:
+    def run(self, arguments: Frames) -> int:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(self._selector)) as runner:
             return runner.run(self._run(arguments))
 
@@ -128,7 +144,7 @@ class _Process(Callee):
             head_line=line if config.is_remote else None,
         )
 
-    async def _run(self, arguments: dict[str, Any]) -> int:
+    async def _run(self, arguments: Frames) -> int:
         self._loop = asyncio.get_running_loop()
         self._turns.start(self._loop)
         self._promoted = self._loop.create_future()
@@ -136,7 +152,8 @@ class _Process(Callee):
         self._courier.start()
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
-            self._actor = self._execution.actor = self._turns.actor = self._construct(arguments)
+            self._settle()
+            self._actor = self._execution.actor = self._turns.actor = self._construct(codec.unpack(arguments))
             if self._spawn.is_spare:
                 await self._await_promotion()
             self._duty.start(self._holder)
@@ -165,8 +182,11 @@ class _Process(Callee):
         cls = load_target(self._spawn.target)
         actor = cls.__new__(cls)
         actor.ctx = self._context
-        args, kwargs = signature_of(cls.__init__).bind([], arguments)
-        actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        if cls.__init__ is not object.__init__:  # whose signature `inspect` would parse for milliseconds
+            args, kwargs = signature_of(cls.__init__).bind([], arguments)
+            actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        elif arguments:
+            raise TypeError(f"{cls.__qualname__} takes no arguments, not {', '.join(arguments)}")
         return actor
 
     async def _await_promotion(self) -> None:
@@ -198,7 +218,7 @@ class _Process(Callee):
 
     def _tick(self) -> None:
         self._page.tick(len(self._mailbox), self._execution.awaiting)
-        self._courier.loop.call_later(TICK_S, self._tick)
+        self._courier.loop.call_later(min(TICK_S, self._fence.look()), self._tick)
 
     def take(self, incoming: Incoming) -> bool:
         taken = self._mailbox.put(incoming)
@@ -267,6 +287,16 @@ class _Process(Callee):
     def _release(self, epoch: int) -> None:
         name, incarnation = self._holder.name, self._holder.incarnation
         self._courier.tell_head(Released(name=name, incarnation=incarnation, epoch=epoch))
+
+    # -- a gang's group, in the main thread ------------------------------------------------------
+
+    def _open_meeting(self, group: Regroup) -> None:
+        """Have the others come, as rank 0: where they are to is bound first and told then."""
+        rendezvous = self._actor.open_rendezvous(group.epoch, self.listen or LOOPBACK)
+        self.gang.join(msgspec.structs.replace(group, rendezvous=rendezvous))
+        name, incarnation = self._holder.name, self._holder.incarnation
+        meeting = Meeting(name=name, incarnation=incarnation, epoch=group.epoch, rendezvous=rendezvous)
+        self._courier.tell_head(meeting)
 
     # -- Host -----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ control group, no stray that bears its mark, no segment, no memory of its device
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -18,10 +19,12 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Exited, NodeConfig, Promote, Record, Spawn
+from relax_actor.actor.wire import Dying, Exited, Look, NodeConfig, Promote, Record, Seen, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
+from relax_actor.node.early import EarlyWord
+from relax_actor.node.sight import Watched, sight_of
 from relax_actor.node.watch import DeathWatch
 from transport.segment import Segment, SegmentError
 from transport.shm import ShmSpace
@@ -71,10 +74,13 @@ class Children:
         say: Callable[[Record], object],
     ) -> None:
         self._run_id, self._space, self._others, self._say = config.run_id, space, others, say
+        self._early = EarlyWord(config.early)
         self._children: dict[tuple[str, int], _Child] = {}
         self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
         self._gate: DeviceGate | None = None
+        self._held_until_s = math.inf
+        self._unborn: dict[tuple[str, int], Segment] = {}  # pages of those who are not forked yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -84,29 +90,53 @@ class Children:
         """Make what an actor finds when it starts: its control group and its status page, or an error."""
         spawn = msgspec.structs.replace(spawn, cgroup=self._cgroups.make(spawn.name, spawn.incarnation))
         try:
-            return spawn, page.create(self._space, spawn.name, spawn.incarnation), ""
+            segment = page.create(self._space, spawn.name, spawn.incarnation)
         except SegmentError as error:
             return spawn, None, str(error)
+        page.hold_until(segment, self._held_until_s)
+        self._unborn[spawn.name, spawn.incarnation] = segment
+        return spawn, segment, ""
 
     def refuse(self, spawn: Spawn, error: str) -> None:
         """Take back what was prepared for an actor that could not be started, and say why."""
+        self._unborn.pop((spawn.name, spawn.incarnation), None)
         self._cgroups.end(spawn.name, spawn.incarnation)
         self._space.sweep(spawn.name, spawn.incarnation)
         self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
 
-    def add(self, spawn: Spawn, pid: int, segment: Segment) -> None:
-        """Watch an actor that was started."""
+    def add(self, spawn: Spawn, pid: int, segment: Segment) -> str:
+        """Watch an actor that was started; return why it cannot be, or nothing."""
         key = spawn.name, spawn.incarnation
-        watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
-        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
-        self._children[key] = child
+        self._unborn.pop(key, None)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # dead, and reaped with a dead actor's strays
+            return _crash_text(spawn.crash) or "it ended as soon as it was born"
+        child = self._children[key] = _Child(spawn, pid, pidfd, segment, DeathWatch(segment))
+        child.watch.start(lambda: self._felt(child))
         self._loop.add_reader(child.pidfd, self._died, child)
+        return ""
+
+    def hold_until(self, until_s: float) -> None:
+        """Tell all actors, also those that come later, until when the lease holds; CLOCK_BOOTTIME."""
+        self._held_until_s = until_s
+        for segment in (*self._unborn.values(), *(child.segment for child in self._children.values())):
+            page.hold_until(segment, until_s)
 
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""
         child = self._children.get((promote.spare, 1))
         if child is not None:  # else it died just now, and the head has been told
             child.promoted_to = promote.name, promote.incarnation
+
+    def look(self, look: Look, run_dir: Path) -> None:
+        """Tell the head what there is to see of an actor, also of one that is dead."""
+        child = self._child(look.name, look.incarnation)
+        pid, seen = (child.pid, child.page()) if child is not None else (0, None)
+        self._run(self._look(look, Watched(pid=pid, page=seen, run_dir=run_dir)))
+
+    async def _look(self, look: Look, watched: Watched) -> None:
+        self._say(Seen(id=look.id, sight=msgspec.json.encode(await sight_of(look, watched))))
 
     # -- forced ends ----------------------------------------------------------------------------
 
@@ -154,20 +184,23 @@ class Children:
 
     # -- deaths ---------------------------------------------------------------------------------
 
-    def _dying(self, key: tuple[str, int]) -> None:
+    def _felt(self, child: _Child) -> None:
+        """Say at once what the loop will say in its turn; the watch's thread."""
+        notice = _notice(child)
+        self._early.say(notice)
+        self._loop.call_soon_threadsafe(self._dying, child, notice)
+
+    def _dying(self, child: _Child, notice: Dying) -> None:
         """Tell the head, once, that an actor takes no more calls, and what its page says of them."""
-        child = self._children.get(key)
-        if child is None or child.is_dying:
-            return
-        child.is_dying = True
-        reason = process.ending_of(child.pid) or "it is ending"
-        self._say(page.dying(*key, reason, child.page()))
+        if not child.is_dying:
+            child.is_dying = True
+            self._say(notice)
 
     def _died(self, child: _Child) -> None:
         self._loop.remove_reader(child.pidfd)
         os.close(child.pidfd)
         child.watch.end()
-        self._dying(child.key)
+        self._dying(child, _notice(child))
         child.dead_since_s = time.monotonic()
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
         child.oom = self._oom_evidence(child)
@@ -243,6 +276,11 @@ class Children:
 
     def _mark(self, child: _Child) -> str:
         return strays.mark_of(self._run_id, *child.key)
+
+
+def _notice(child: _Child) -> Dying:
+    reason = process.ending_of(child.pid) or "it is ending"
+    return page.dying(*(child.promoted_to or child.key), reason, child.page())
 
 
 def _crash_text(path: str) -> str:
