@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
-PIECE_BYTES = 1 << 20
-"""What is copied before it is summed up: it fits the cache."""
+PIECE_BYTES = 256 << 10
+"""What is copied before it is summed up: with its copy it fits the second-level cache of one core."""
 
 # What numpy has no type for is shown as unsigned integers of the same size.
 _NUMPY: dict[Dtype, "np.dtype[Any]"] = {
