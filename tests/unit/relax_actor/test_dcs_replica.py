@@ -116,7 +116,7 @@ class Setup:
         return [float(tensor.reshape(-1)[0]) for _, tensor in self.engine.weights(names)]
 
     def refresh_until(self, is_reached):
-        """Refresh as between decode steps: while there are samples a version is first verified by a thread."""
+        """Refresh as between decode steps: beside samples in flight a thread verifies first."""
         ends_s = time.monotonic() + 10
         while not is_reached():
             assert time.monotonic() < ends_s
