@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.estimate import Estimate
 from launcher.fields import SECTIONS
-from launcher.modelfolder import TOKENIZER_FILES, model_config, weight_files
+from launcher.modelfolder import TOKENIZER_FILES, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from relax_actor.config import Config
@@ -106,7 +106,7 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
 
 
 def _files(config: Config, where: Where) -> Iterator[ConfigError]:
-    yield from _model(Path(config.model.path), config.run.resume, where)
+    yield from _model(config, where)
     yield from _texts(config, where)
     yield from _rows(config, config.data.path, "data.path", where)
     if config.eval.path:
@@ -115,17 +115,18 @@ def _files(config: Config, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(where("reward.function"), *why)
 
 
-def _model(folder: Path, resume: str, where: Where) -> Iterator[ConfigError]:
-    option = where("model.path")
+def _model(config: Config, where: Where) -> Iterator[ConfigError]:
+    folder, option = Path(config.model.path), where("model.path")
     if not folder.is_dir():
         yield ConfigError(
             option, f"is no folder: {folder}", "give a Hugging Face model folder on this machine"
         )
         return
     try:
-        model_config(folder)
-        if resume in {"none", "auto"}:
-            weight_files(folder)
+        model_shape(folder)
+        if config.data.media_key and not takes_images(folder):
+            fact = f"is `{config.data.media_key}`, but the model reads text only: {folder}"
+            yield ConfigError(where("data.media_key"), fact, "leave it out, or train a vision language model")
     except ValueError as error:
         yield ConfigError(option, f"is not a whole model, {folder}: {error}")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):

@@ -142,8 +142,7 @@ def test_a_model_folder_that_is_not_whole_is_refused(config, model_folder):
     assert "has no tokenizer" in text
 
 
-def test_a_checkpoint_replaces_weights_but_must_be_whole(config, model_folder, tmp_path):
-    (model_folder / "model.safetensors").unlink()
+def test_a_checkpoint_to_start_from_must_be_whole(config, tmp_path):
     whole = CheckpointStore(tmp_path / "checkpoints").save(3, lambda folder: (folder / "w").touch(), {})
 
     assert check_config(with_(config, run__resume=str(whole))) == []
@@ -158,7 +157,15 @@ def test_a_checkpoint_replaces_weights_but_must_be_whole(config, model_folder, t
         ("config.json", "[]", "config.json is not a JSON object"),
         ("config.json", "{", "config.json is not JSON"),
         ("config.json", None, "config.json: No such file"),
+        ("config.json", "[" * 100_000, "config.json is not JSON"),
+        ("config.json", '{"text_config": [1]}', "`text_config` is not an object"),
+        ("config.json", '{"num_hidden_layers": "two"}', "`num_hidden_layers` is no whole number: 'two'"),
+        ("model.safetensors", "", "model.safetensors is not a whole safetensors file"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "part-2"}}', "lacks part-2"),
+        ("model.safetensors.index.json", "{}", "model.safetensors.index.json has no `weight_map`"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 2}}', "has no `weight_map` of file names"),
+        ("model.safetensors.index.json", "{", "model.safetensors.index.json is not JSON"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "."}}', "Is a directory"),
     ],
 )
 def test_what_a_model_folder_lacks_is_said(config, model_folder, name, content, message):
@@ -192,6 +199,24 @@ def test_a_torn_weight_file_is_no_model(model_folder, content):
 
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         model_shape(model_folder)
+
+
+def test_a_weight_file_that_was_copied_halfway_is_refused(config, model_folder):
+    file = model_folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+    assert "it ends before its last tensor" in text_of(check_config(config))
+
+
+def test_a_model_of_text_takes_no_images(config, model_folder, dataset):
+    dataset.write_text('{"prompt": "a", "label": "b", "image": {"pixels": [1, 2]}}')
+    seeing = with_(config, data__media_key="image")
+
+    (problem,) = check_config(seeing)
+    assert (problem.where, "reads text only" in problem.fact) == ("data.media_key", True)
+
+    (model_folder / "config.json").write_text('{"vision_config": {}, "text_config": null}')
+    assert check_config(seeing) == []
 
 
 def test_every_bad_row_is_named_with_file_line_and_field(config, dataset):
