@@ -117,7 +117,7 @@ def _files(config: Config, where: Where) -> Iterator[ConfigError]:
 
 def _model(config: Config, where: Where) -> Iterator[ConfigError]:
     folder, option = Path(config.model.path), where("model.path")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         yield ConfigError(
             option, f"is no folder: {folder}", "give a Hugging Face model folder on this machine"
         )
@@ -141,7 +141,7 @@ def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
             yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
     if config.run.resume not in {"none", "auto"}:
         yield from _checkpoint(Path(config.run.resume), where)
-    if config.run.user_path and not Path(config.run.user_path).is_dir():
+    if config.run.user_path and not os.path.isdir(config.run.user_path):  # noqa: PTH112 - as above
         yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")
 
 
@@ -210,8 +210,11 @@ def _socket_folder() -> ConfigError | None:
 
 def _writable(folder: Path, where: Where) -> ConfigError | None:
     parent = folder
-    while not parent.exists():
-        parent = parent.parent
+    try:
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:
+        return ConfigError(where("run.dir"), f"cannot be made: {error.strerror}: {parent}", "set --run-dir")
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         return None
     return ConfigError(where("run.dir"), f"cannot be written: {parent}", "set --run-dir")

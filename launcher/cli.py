@@ -14,7 +14,7 @@ import click
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
-from relax_actor.errors import RelaxError
+from relax_actor.errors import ConfigError, RelaxError
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -49,6 +49,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGINT
     except RelaxError as error:
         return _complain(report(error), _refusal_code(error))
+    except OSError as error:  # a disk that is full, a file system that is read-only: not our mistake
+        return _complain(f"error: {_system_fact(error)}", ExitCode.RUN_FAILED)
     return int(result or 0)
 
 
@@ -60,7 +62,12 @@ def _complain(text: str, code: int) -> int:
 def _refusal_code(error: RelaxError) -> int:
     if isinstance(error, RefusedError):
         return error.exit_code
-    return ExitCode.CONFIG if isinstance(error, RunFolderError) else ExitCode.RUN_FAILED
+    return ExitCode.CONFIG if isinstance(error, (ConfigError, RunFolderError)) else ExitCode.RUN_FAILED
+
+
+def _system_fact(error: OSError) -> str:
+    fact = (error.strerror or str(error)).lower()
+    return f"`{error.filename}`: {fact}" if error.filename else fact
 
 
 def _usage(error: click.ClickException) -> str:

@@ -111,7 +111,7 @@ def _parameters(file: Path) -> int:
             header = json.loads(stream.read(min(length, 100_000_000)))
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
         end = 8 + length + max((tensor["data_offsets"][1] for tensor in tensors), default=0)
-        parameters = sum(math.prod(tensor["shape"]) for tensor in tensors)
+        parameters: int = sum(math.prod(tensor["shape"]) for tensor in tensors)
     except OSError as error:
         raise ValueError(f"{file.name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):

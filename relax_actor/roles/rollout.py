@@ -238,7 +238,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
     """Return the tokens that the scripted engine may emit: neither stops nor placeholders."""
     model = model_config(config)
-    reserved = set(stop_token_ids)
+    reserved: set[int | None] = set(stop_token_ids)
     if "vision_config" in model:
         reserved |= {model.get(name) for name in (*PLACEHOLDER_IDS, "pad_token_id")}
     return [token for token in range(model["vocab_size"]) if token not in reserved]

@@ -373,6 +373,17 @@ def test_a_run_folder_that_cannot_be_made_is_refused(config, need, tmp_path):
     assert problem.where == "run.dir"
 
 
+def test_a_name_too_long_for_any_file_is_refused(config, need, tmp_path):
+    name, small = "a" * 300, msgspec.structs.replace(need, queue_bytes=1)
+    paths = {"model__path": name, "data__path": name, "run__user_path": name, "data__prefix_path": name}
+
+    found = {problem.where for problem in check_config(with_(config, **paths))}
+    (problem,) = check_machine(config, tmp_path / name, small)
+
+    assert found == {"model.path", "data.path", "run.user_path", "data.prefix_path"}
+    assert (problem.where, "too long" in problem.fact) == ("run.dir", True)
+
+
 def test_a_machine_without_a_temporary_folder_is_refused(config, need, tmp_path, monkeypatch):
     def missing() -> str:
         raise FileNotFoundError(2, "No usable temporary directory")

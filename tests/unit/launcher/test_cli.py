@@ -1,5 +1,6 @@
 """The command line says what it does, quickly, and what is wrong, exactly."""
 
+import errno
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from launcher import cli
 from launcher.cli import main
 from launcher.fields import SECTIONS, wanted
 from launcher.runfolder import RunFolder
+from relax_actor.errors import DatasetError
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 HEAVY = ("torch", "transformers", "matplotlib", "rich", "tensorboard", "pebble")
@@ -245,6 +247,25 @@ def test_ctrl_c_outside_a_run_is_130(relax, command):
 def test_an_error_of_ours_during_a_run_is_1(relax, command):
     command(raising(cli.RelaxError("it broke")))
     assert relax("stop", "x") == (1, "", "error: it broke\n")
+
+
+@pytest.mark.parametrize("error", [cli.ConfigError("rollout.stop", "is odd"), DatasetError("a:1", "is odd")])
+def test_a_configuration_that_is_found_wrong_late_is_2(relax, command, error):
+    command(raising(error))
+    assert relax("stop", "x") == (2, "", f"error: `{error.where}` is odd\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a"), "`runs/a`: no space left on device"),
+        (OSError(errno.EIO, "Input/output error"), "input/output error"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_what_the_system_refuses_is_said_without_a_traceback(relax, command, error, text):
+    command(raising(error))
+    assert relax("stop", "x") == (1, "", f"error: {text}\n")
 
 
 def test_any_usage_error_is_2(relax, command):
