@@ -3,6 +3,7 @@
 Parsing and words only: each command imports its work when it is called, so that `--help` is quick.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -29,9 +30,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: without the program's name; those of the process if None.
     """
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         _never_raise_on_text(stream)
-    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+    exit_code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+    _give_up_on_unwritable(sys.stdout)
+    sys.exit(exit_code)
+
+
+def _open_missing_streams() -> None:
+    """Let streams that the caller closed lead nowhere: else the next file or socket would take their number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def _give_up_on_unwritable(stream: Any) -> None:
+    """Drop what nobody can be told, so that the exit code stays that of the command."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _never_raise_on_text(stream: Any) -> None:

@@ -287,5 +287,29 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 │ line\n", "")
 
 
+def shell(program: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program, its output buffered, with its streams led elsewhere."""
+    command = f"PYTHONUNBUFFERED= {sys.executable} -c '{program}' {redirection}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_leads_nowhere_and_its_number_is_taken(redirection):
+    program = "import os, sys; from launcher.cli import _open_missing_streams as mend; mend()"
+    program += "; [os.fstat(fd) for fd in range(3)]; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+
+    assert shell(program, redirection).returncode == 0
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", "| true", ">&-"])
+def test_output_that_cannot_be_written_does_not_change_the_exit_code(redirection):
+    program = "import sys, time; from launcher import cli; time.sleep(0.1)"
+    program += "; cli._exit_code = lambda _: print(1) or 7; cli.main()"
+
+    done = shell(program, redirection)
+
+    assert (done.returncode, done.stderr) == (7, "")
+
+
 def test_a_stream_that_cannot_be_reconfigured_is_left_alone():
     cli._never_raise_on_text(object())
