@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _open_missing_streams() -> None:
-    """Let streams that the caller closed lead nowhere: else the next file or socket would take their number."""
+    """Let streams that the caller closed lead nowhere: else the next file would take their number."""
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(fd)
