@@ -83,7 +83,8 @@ def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     try:
         return _Process(config, spawn).run(codec.unpack(arguments))
     except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
-        Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
+        with contextlib.suppress(OSError):  # the disk is full: the log may have room where a new file has not
+            Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
         traceback.print_exc()
         return 1
 

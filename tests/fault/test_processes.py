@@ -172,6 +172,20 @@ def test_an_actor_that_ends_in_order_leaves_no_crash_report(tmp_path):
     assert list((tmp_path / "crash").iterdir()) == []
 
 
+@pytest.mark.parametrize("python", ["", sys.executable], ids=["zygote", "exec"])
+def test_who_cannot_write_goes_on_and_when_it_fails_has_failed(tmp_path, python):
+    """A full disk stops nobody who prints, and makes no failure look like a normal end."""
+    child = ChildSpec(id="mortal", actor=Mortal, python=python)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        mortal = tree.ref("mortal", Mortal)
+        mortal.ask(Mortal.write_nowhere, "lost\n" * 10_000).result(20)
+        assert mortal.ask(Mortal.where).result(20)[1] == 1
+        mortal.ask(Mortal.fail_when_asked_no_more).result(20)
+        eventually(lambda: events_of(tree, "child_exited"))
+        assert events_of(tree, "child_exited")[0]["reason"].startswith("exit code 1")
+        assert mortal.ask(Mortal.where).result(20)[1] == 2
+
+
 # -- what dies with it ------------------------------------------------------------------------------
 
 

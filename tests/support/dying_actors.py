@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -92,6 +93,20 @@ class Mortal(Actor):
             time.sleep(600)
             os._exit(0)
         return pid
+
+    @endpoint
+    def write_nowhere(self, text: str) -> None:
+        """Print when no file may grow any more, as on a full disk."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        print(text, flush=True)  # noqa: T201 - it is the point
+        sys.stderr.write(text)
+
+    @endpoint
+    def fail_when_asked_no_more(self) -> None:
+        self.step = self._fail
+
+    def _fail(self) -> float | None:
+        raise RuntimeError("it cannot go on")
 
     @endpoint
     def environment(self, name: str) -> str:
