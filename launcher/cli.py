@@ -107,7 +107,16 @@ def _path(context: click.Context | None) -> str:
     return context.command_path if context else "relax-actor"
 
 
+class _InOrder(click.Group):
+    """Lists commands in the order in which one needs them, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
 @click.group(
+    cls=_InOrder,
     context_settings=CONTEXT,
     help="""Train a language model with RL in supervised OS processes, without Ray.
 
@@ -226,7 +235,7 @@ def _plan(arguments: tuple[str, ...], *, as_json: bool, **flags: str | None) -> 
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--kill", is_flag=True, help="Do not wait for actors to stop: kill them.")
-@click.option("--timeout", "timeout_s", type=float, help="Give up waiting after this many seconds.")
+@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Give up after S seconds.  [never]")
 def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     from launcher.observe import stop  # noqa: PLC0415 - see the module's docstring
     from launcher.runfolder import RunFolder  # noqa: PLC0415

@@ -68,6 +68,8 @@ def _places(folder: RunFolder) -> list[str]:
 
 
 def _done(state: RunState, folder: RunFolder) -> str:
+    if not state.step and state.loaded_step:
+        return f"done: nothing was left, step {state.loaded_step} of {state.steps} is trained ({folder.path})"
     rewards = [reward for _, reward in state.rewards]
     reward = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
     return f"done: step {state.step.get('step', 0)} of {state.steps}{reward} ({folder.path})"

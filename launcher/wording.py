@@ -135,6 +135,7 @@ _LINES: dict[str, Callable[[Event], str]] = {
     "group_dropped": lambda event: (
         f"group {event.get('group_id')} dropped ({event.get('origin')}): {event.get('reason')}"
     ),
+    "checkpoint_loaded": lambda event: f"checkpoint of step {event.get('step')} loaded: {event.get('path')}",
     "checkpoint_saved": lambda event: f"checkpoint of step {event.get('step')} saved: {event.get('path')}",
     "trainer_waits": lambda event: f"the trainer waits: {event.get('reason')}",
 }

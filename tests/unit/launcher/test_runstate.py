@@ -152,6 +152,7 @@ def test_an_event_worth_a_line_has_one(story, number, line):
     ("event", "line"),
     [
         ({"kind": "escalated", "supervisor": "run", "reason": "a\nb"}, "run gave up: a\\nb"),
+        ({"kind": "checkpoint_loaded", "step": 3, "path": "p"}, "checkpoint of step 3 loaded: p"),
         ({"kind": "checkpoint_saved", "step": 3, "path": "p"}, "checkpoint of step 3 saved: p"),
         ({"kind": "child_killed", "child": "a", "reason": "b"}, "a is killed: b"),
         (
