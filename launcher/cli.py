@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from launcher.cli_dcs import dcs
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
@@ -243,7 +244,7 @@ def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     return stop(RunFolder.open(run), sys.stdout, kill=kill, timeout_s=timeout_s)
 
 
-for _command in COMMANDS:
+for _command in (*COMMANDS, dcs):
     command_line.add_command(_command)
 
 

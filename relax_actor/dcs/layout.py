@@ -4,21 +4,19 @@ torch is imported only where a torch tensor is written or asked for, so that a p
 tests policy versions need not pay for it.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from relax_actor.dcs.header import RESERVED, Described, entry_bound_bytes, head_and_offsets, head_bound_bytes
 from relax_actor.dcs.manifest import Dtype, TensorEntry
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Bytes = npt.NDArray[np.uint8]
-
-ALIGN_BYTES = 64  # a cache line, and more than any element needs
 
 # What numpy has no type for is shown as unsigned integers of the same size.
 _NUMPY: dict[Dtype, "np.dtype[Any]"] = {
@@ -36,39 +34,42 @@ class Placed(NamedTuple):
     value: "npt.NDArray[Any] | Tensor"
     dtype: Dtype
     shape: tuple[int, ...]
-    offset: int  # bytes
+    offset: int  # bytes from the start of the bucket
     nbytes: int
+
+
+class Bucket(NamedTuple):
+    """What one segment will hold: its first bytes, then tensors, in the order they came in."""
+
+    head: bytes
+    tensors: list[Placed]
+    nbytes: int  # all of it
 
 
 def fill_buckets(
     weights: "Iterable[tuple[str, npt.NDArray[Any] | Tensor]]", bucket_bytes: int
-) -> Iterator[list[Placed]]:
+) -> Iterator[Bucket]:
     """Deal tensors, in their order, to buckets of at most `bucket_bytes`; a larger tensor has one to itself.
 
     No more than one bucket's tensors are held at a time, so `weights` may make them on the way.
 
     Raises:
         TypeError: an element type that is not in `Dtype`, or not a dense array.
-        ValueError: a name that was there before.
+        ValueError: a name that was there before, or that the format keeps for itself.
     """
-    bucket: list[Placed] = []
-    seen: set[str] = set()
+    bucket = _Filling(bucket_bytes)
+    seen = {RESERVED}
     for name, value in weights:
         if name in seen:
-            raise ValueError(f"two tensors are called `{name}`")
+            raise ValueError(f"`{name}` cannot be published: the name is taken")
         seen.add(name)
-        placed = _placed(name, value, _end_bytes(bucket))
-        if bucket and placed.offset + placed.nbytes > bucket_bytes:
-            yield bucket
-            bucket, placed = [], placed._replace(offset=0)
-        bucket.append(placed)
-    if bucket:
-        yield bucket
-
-
-def used_bytes(bucket: list[Placed]) -> int:
-    """Return where the last tensor of a bucket ends."""
-    return bucket[-1].offset + bucket[-1].nbytes
+        tensor = Described(name=name, dtype=_dtype(name, value), shape=tuple(value.shape))
+        if not bucket.has_room(tensor):
+            yield bucket.filled()
+            bucket = _Filling(bucket_bytes)
+        bucket.add(tensor, value)
+    if bucket.tensors:
+        yield bucket.filled()
 
 
 def write(placed: Placed, target: Bytes) -> None:
@@ -116,11 +117,36 @@ class _Unguarded:
         self.__array_interface__ = interface | {"data": (interface["data"][0], False)}
 
 
-def _placed(name: str, value: "npt.NDArray[Any] | Tensor", end_bytes: int) -> Placed:
-    dtype = _dtype(name, value)
-    shape = tuple(value.shape)
-    offset = -(-end_bytes // ALIGN_BYTES) * ALIGN_BYTES
-    return Placed(name, value, dtype, shape, offset, math.prod(shape) * _NUMPY[dtype].itemsize)
+class _Filling:
+    """A bucket that still has room, perhaps."""
+
+    def __init__(self, bucket_bytes: int) -> None:
+        self.tensors: list[Described] = []
+        self._values: list[npt.NDArray[Any] | Tensor] = []
+        self._bucket_bytes = bucket_bytes
+        self._entries_bytes = self._data_bytes = 0
+
+    def has_room(self, tensor: Described) -> bool:
+        """Whether the tensor may join; the first one always may."""
+        head_bytes = head_bound_bytes(self._entries_bytes + self._entry_bytes(tensor))
+        return not self.tensors or head_bytes + self._data_bytes + tensor.nbytes <= self._bucket_bytes
+
+    def add(self, tensor: Described, value: "npt.NDArray[Any] | Tensor") -> None:
+        self.tensors.append(tensor)
+        self._values.append(value)
+        self._entries_bytes += self._entry_bytes(tensor)
+        self._data_bytes += tensor.nbytes
+
+    def filled(self) -> Bucket:
+        head, offsets = head_and_offsets(self.tensors)
+        placed = [
+            Placed(tensor.name, value, tensor.dtype, tensor.shape, offset, tensor.nbytes)
+            for tensor, value, offset in zip(self.tensors, self._values, offsets, strict=True)
+        ]
+        return Bucket(head, placed, len(head) + self._data_bytes)
+
+    def _entry_bytes(self, tensor: Described) -> int:
+        return entry_bound_bytes(tensor, self._bucket_bytes)
 
 
 def _dtype(name: str, value: "npt.NDArray[Any] | Tensor") -> Dtype:
@@ -131,7 +157,3 @@ def _dtype(name: str, value: "npt.NDArray[Any] | Tensor") -> Dtype:
     if not known or found not in _NUMPY:
         raise TypeError(f"`{name}` cannot be published: element type {found} in this layout")
     return Dtype(found)
-
-
-def _end_bytes(bucket: list[Placed]) -> int:
-    return used_bytes(bucket) if bucket else 0

@@ -1,9 +1,11 @@
 """What a policy version consists of, and how that is written down.
 
-A version is a set of buckets (shared-memory segments) and one manifest, which says which tensor lies where
-and what each bucket's checksum is. A version exists exactly as long as its manifest has its final name.
+A version is a set of buckets (shared-memory segments, each a valid `.safetensors` file) and one manifest,
+which says which tensor lies where and what each bucket's checksum is. A version exists exactly as long as its
+manifest has its final name.
 """
 
+import functools
 import struct
 from enum import StrEnum
 from typing import Self
@@ -21,7 +23,7 @@ MANIFEST_LABEL = "manifest"
 STAGING_LABEL = "manifest.staging"
 
 _MAGIC = b"rx-dcs\r\n"
-_FORMAT = 1
+_FORMAT = 2  # 1: buckets were not safetensors files
 _HEADER = struct.Struct("<8sIQQ")  # magic, format, body bytes, xxh3-64 of the body
 _CHUNK_BYTES = 8 << 20  # between two chunks another thread of the process may run
 
@@ -61,6 +63,12 @@ class Dtype(StrEnum):
     FLOAT8_E4M3FN = "float8_e4m3fn"
     FLOAT8_E5M2 = "float8_e5m2"
 
+    @functools.cached_property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        bits = "".join(filter(str.isdigit, self.partition("_")[0]))
+        return int(bits) // 8 if bits else 1
+
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Where one tensor lies; row-major, without gaps."""
@@ -90,7 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all buckets, alignment included."""
+        """Bytes in all buckets, their heads included."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def to_bytes(self) -> bytes:

@@ -11,6 +11,8 @@ Design
     The buckets of the version that falls out of `keep` are rewritten in place: their pages are warm. With
     the default `keep=2` memory is two versions, and while one is written the other is there to read.
 
+    Each bucket is a `.safetensors` file as it lies (header.py), so a stock loader can read a version.
+
 Invariants
     1. A version is visible exactly while its manifest has its final name, and then all its bytes are there.
     2. A visible version's bytes never change. Before a bucket is rewritten its manifest is unlinked, and
@@ -37,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_actor.dcs.latest import LatestWriter
-from relax_actor.dcs.layout import Placed, fill_buckets, used_bytes, write
+from relax_actor.dcs.layout import Bucket, Placed, fill_buckets, write
 from relax_actor.dcs.manifest import (
     MANIFEST_LABEL,
     OWNER,
@@ -68,7 +70,7 @@ class PolicyPublisher:
     Args:
         space: the run's shared memory.
         keep: how many versions stay readable; while one is written, one less, but always the newest.
-        bucket_bytes: how much is copied and summed up at a time.
+        bucket_bytes: the largest bucket, its head included; a single larger tensor has one to itself.
 
     Raises:
         PublisherActiveError: another publisher of this run is alive.
@@ -103,7 +105,7 @@ class PolicyPublisher:
         Raises:
             SegmentSpaceError: shared memory is full.
             TypeError: an element type the DCS does not carry.
-            ValueError: the version is not higher, or a name comes twice.
+            ValueError: the version is not higher, or a name comes twice or is `__metadata__`.
         """
         self._check_higher(version)
         self._retire(max(self._keep - 1, 1))
@@ -160,17 +162,17 @@ class _Staging:
         self._tensors: list[TensorEntry] = []
         self._buckets: list[BucketEntry] = []
 
-    def add(self, bucket: list[Placed]) -> None:
+    def add(self, bucket: Bucket) -> None:
         """Write one bucket."""
-        nbytes = max(used_bytes(bucket), 1)  # a segment is never empty, a bucket of empty tensors is
-        segment, lock = self._segment(nbytes)
+        segment, lock = self._segment(bucket.nbytes)
         self.segments.append(segment)
         with contextlib.closing(lock) if lock else contextlib.nullcontext():
-            for placed in bucket:
+            segment.buf[: len(bucket.head)] = bucket.head
+            for placed in bucket.tensors:
                 write(placed, segment.ndarray(np.uint8, (placed.nbytes,), placed.offset))
             point("publish_bucket")
-            self._tensors.extend(_entry(placed, len(self._buckets)) for placed in bucket)
-            self._buckets.append(BucketEntry(nbytes=nbytes, xxh3=checksum(segment.buf)))
+            self._tensors.extend(_entry(placed, len(self._buckets)) for placed in bucket.tensors)
+            self._buckets.append(BucketEntry(nbytes=bucket.nbytes, xxh3=checksum(segment.buf)))
 
     def commit(self, step: int) -> Manifest:
         """Write the manifest and make the version visible."""

@@ -65,11 +65,20 @@ class PolicySnapshot:
         Raises:
             PolicyCorruptError: a bucket was cut or altered; do not install.
         """
+        for error in self.damages():
+            raise error
+
+    def damages(self) -> Iterator[PolicyCorruptError]:
+        """Yield an error for each bucket that is not as published; as `verify`, but goes on."""
         for index, bucket in enumerate(self.manifest.buckets):
-            _check_length(self._segments[index], self.version, index, bucket)
-            found = checksum(self._segments[index].buf)
-            if found != bucket.xxh3:
-                raise PolicyCorruptError(self.version, index, bucket.xxh3, found)
+            try:
+                _check_bucket(self._segments[index], self.version, index, bucket)
+            except PolicyCorruptError as error:
+                yield error
+
+    def buckets(self) -> Iterator[Segment]:
+        """Yield the segments, in order: each a `.safetensors` file, leased like all of the version."""
+        yield from self._segments
 
     def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """Yield names and tensors, in the order they were published in.
@@ -174,6 +183,13 @@ class PolicyReceiver:
     def _check_visible(self, version: PolicyVersion) -> None:
         if not self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL)):
             raise PolicyMissingError(version, self.latest())
+
+
+def _check_bucket(segment: Segment, version: PolicyVersion, index: int, bucket: BucketEntry) -> None:
+    _check_length(segment, version, index, bucket)
+    found = checksum(segment.buf)
+    if found != bucket.xxh3:
+        raise PolicyCorruptError(version, index, bucket.xxh3, found)
 
 
 def _check_length(segment: Segment, version: PolicyVersion, index: int, bucket: BucketEntry) -> None:

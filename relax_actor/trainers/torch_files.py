@@ -4,7 +4,6 @@
 moments) and `trainer.json` (which model they are of, and how far the run has come).
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from relax_actor.model_files import copy_side_files
+
 _FORMAT = 1
 _STATE_FILE = "trainer.json"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _MODEL_FOLDER = "model"
-
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.gguf", "*.pt")
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -58,7 +57,7 @@ def write_checkpoint(
         origin: the model's own folder, whose tokenizer is copied.
     """
     model.save_pretrained(folder / _MODEL_FOLDER)
-    _copy_tokenizer(origin, folder / _MODEL_FOLDER)
+    copy_side_files(origin, folder / _MODEL_FOLDER)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}
     safetensors.torch.save_file(tensors, folder / _OPTIMIZER_FILE)
     state = _State(format=_FORMAT, updates_done=updates_done, parameters=_described(model))
@@ -112,11 +111,3 @@ def _read_weights(folder: Path, model: Any) -> None:
     ours = dict(model.named_parameters())
     for name, value in saved.named_parameters():
         ours[name].copy_(value)
-
-
-def _copy_tokenizer(origin: Path, target: Path) -> None:
-    """Copy every small file of the model folder that the model has not written itself."""
-    for path in sorted(origin.iterdir()):
-        is_weights = any(path.match(pattern) for pattern in _WEIGHT_FILES)
-        if path.is_file() and not is_weights and not (target / path.name).exists():
-            shutil.copy(path, target / path.name)

@@ -36,10 +36,12 @@ def relax(capsys, monkeypatch):
 
 
 SEEING = ["status", "ps", "tree", "top", "why", "stack", "events", "dead-letters", "logs"]
-COMMANDS = ["", "launch", "plan", *SEEING, "stop"]
+DCS = ["dcs ls", "dcs verify", "dcs export"]
+GROUPS = ["", "dcs"]
+COMMANDS = ["launch", "plan", *SEEING, "stop", *DCS]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*GROUPS, *COMMANDS])
 def test_help_is_what_the_reference_says(relax, command):
     code, text, _ = relax(*command.split(), "--help")
 
@@ -50,9 +52,9 @@ def test_help_is_what_the_reference_says(relax, command):
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("command", COMMANDS[1:])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_opens_with_a_sentence_then_an_example_then_options(relax, command):
-    text = relax(command, "-h")[1]
+    text = relax(*command.split(), "-h")[1]
     sentence, example, options = (
         text.index("."),
         text.index(f"relax-actor {command} run"),
@@ -78,6 +80,7 @@ def test_every_setting_is_in_the_reference():
         ["launch", "--help"],
         ["plan", "nothing.toml"],
         *([name, "/nowhere", "x"] for name in SEEING),
+        *([*name.split(), "/nowhere"] for name in DCS),
     ],
     ids=" ".join,
 )
