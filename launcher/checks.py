@@ -176,22 +176,21 @@ def _row_problem(reason: str) -> ConfigError:
 
 
 def _shared_memory(config: Config, estimate: Estimate, where: Where) -> ConfigError | None:
-    """Compare what queue and policy versions need with what their file systems have free."""
-    queue_root = Path(config.queue.storage_path)
+    """Compare what samples and policy versions, which lie side by side, need with what is free there."""
+    root = Path(config.queue.storage_path)
     try:
-        queue_free, shm_free = _free_bytes(queue_root), _free_bytes(Path("/dev/shm"))  # noqa: S108 - tmpfs
-        together = queue_root.stat().st_dev == Path("/dev/shm").stat().st_dev  # noqa: S108 - tmpfs
+        free = _free_bytes(root)
     except OSError as error:
         return ConfigError(where("queue.storage_path"), f"cannot be used: {error.strerror}: {error.filename}")
-    need = estimate.queue_bytes + (estimate.policy_bytes if together else 0)
-    if need > queue_free:
-        fact = f"has {_gib(queue_free)} free, but the run needs {_gib(need)}"
-        hint = f"lower queue.max_size_gb (now {config.queue.max_size_gb:g}), or make the file system larger"
-        return ConfigError(f"{where('queue.storage_path')} = {queue_root}", fact, hint)
-    if not together and estimate.policy_bytes > shm_free:
-        fact = f"has {_gib(shm_free)} free, but policy versions need {_gib(estimate.policy_bytes)}"
-        return ConfigError("/dev/shm", fact, "make it larger, in docker with --shm-size")  # noqa: S108 - tmpfs
-    return None
+    need = estimate.queue_bytes + estimate.policy_bytes
+    if need <= free:
+        return None
+    fact = (
+        f"has {_gib(free)} free, but the run needs {_gib(need)}: "
+        f"{_gib(estimate.policy_bytes)} for policy versions, the rest for samples"
+    )
+    hint = f"lower queue.max_size_gb (now {config.queue.max_size_gb:g}), or make it larger, in docker with --shm-size"
+    return ConfigError(f"{where('queue.storage_path')} = {root}", fact, hint)
 
 
 def _free_bytes(path: Path) -> int:
