@@ -189,7 +189,8 @@ def _shared_memory(config: Config, estimate: Estimate, where: Where) -> ConfigEr
         f"has {_gib(free)} free, but the run needs {_gib(need)}: "
         f"{_gib(estimate.policy_bytes)} for policy versions, the rest for samples"
     )
-    hint = f"lower queue.max_size_gb (now {config.queue.max_size_gb:g}), or make it larger, in docker with --shm-size"
+    now = f"{config.queue.max_size_gb:g}"
+    hint = f"lower queue.max_size_gb (now {now}), or make it larger, in docker with --shm-size"
     return ConfigError(f"{where('queue.storage_path')} = {root}", fact, hint)
 
 
