@@ -5,7 +5,7 @@ Read this file for the shape of the system, `protocol` for what the actors say, 
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ import msgspec
 
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
+from relax_actor.devices import CPU, host_gpus, rollout_device, trainer_device
 from relax_actor.roles import verdict
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
@@ -74,6 +75,7 @@ def tree(
     config: Config,
     *,
     resume: str = "",
+    hosts: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> SupervisorSpec:
@@ -81,12 +83,14 @@ def tree(
 
     Args:
         config: the run's.
+        hosts: the names of all hosts, the trainer's first; empty is this one.
         resume: a checkpoint folder for the first trainer, or empty.
         env: added to the environment of every actor.
         backoff: how soon an actor that died is started again.
     """
     stops = PromptEncoder(Path(config.model.path), config.data).stop_token_ids(config.rollout)
     child = partial(_child, config, dict(env or {}))
+    gpus = host_gpus()
     rollouts = SupervisorSpec(
         id="rollouts",
         backoff=backoff,
@@ -96,7 +100,12 @@ def tree(
         restart=RestartType.TEMPORARY,
         significant=True,
         children=(
-            child("rollout", "Rollout", stop_token_ids=stops, replicas=config.rollout.replicas, indexed=True),
+            msgspec.structs.replace(
+                child(
+                    "rollout", "Rollout", stop_token_ids=stops, replicas=config.rollout.replicas, indexed=True
+                ),
+                devices=_rollout_gpus(config, gpus),
+            ),
         ),
     )
     trainer = msgspec.structs.replace(
@@ -104,6 +113,7 @@ def tree(
         restart=RestartType.TRANSIENT,
         significant=True,  # the run ends when training does
         shutdown_s=config.run.grace_s,
+        devices=_on_gpu(trainer_device(config.train.device, gpus)),
     )
     return SupervisorSpec(
         id="run",
@@ -114,10 +124,62 @@ def tree(
             msgspec.structs.replace(child("queue", "TransferQueue"), zygote="default"),
             child("prompts", "Prompts"),
             child("reward", "Reward", replicas=config.reward.replicas),
+            *stores(config, hosts, stages=bool(_rollout_gpus(config, gpus)), env=env),
             rollouts,
             trainer,
         ),
     )
+
+
+def stores(
+    config: Config,
+    hosts: Sequence[str],
+    *,
+    stages: bool = False,
+    env: Mapping[str, str] | None = None,
+) -> list[ChildSpec]:
+    """Return a store for each of several hosts, the trainer's first; one host needs none without GPUs.
+
+    Each stays where it is: what it holds is in that host's memory.
+
+    Args:
+        config: the run's.
+        hosts: their names; empty is this one.
+        stages: whether they bring versions to GPUs.
+        env: added to their environment.
+    """
+    names = tuple(f"store-{index}" for index in range(max(len(hosts), 1)))
+    settings = {
+        "keep": config.dcs.keep,
+        "budget_bytes": config.dcs.budget_bytes,
+        "patience_s": config.dcs.patience_s,
+    }
+    return [
+        ChildSpec(
+            id=name,
+            actor="relax_actor.roles.store:PolicyStore",
+            args={"chain": names, "stages": stages, **settings},
+            hosts=tuple(hosts[index : index + 1]),
+            env=dict(env or {}),
+            zygote="torch" if stages else "default",
+        )
+        for index, name in enumerate(names)
+        if len(names) > 1 or stages
+    ]
+
+
+def _rollout_gpus(config: Config, gpus: int) -> tuple[str, ...]:
+    """Return the GPUs that any replica may have."""
+    if config.rollout.engine == "scripted":
+        return ()
+    devices = (
+        rollout_device(config.rollout.device, replica, gpus) for replica in range(config.rollout.replicas)
+    )
+    return tuple(dict.fromkeys(gpu for device in devices for gpu in _on_gpu(device)))
+
+
+def _on_gpu(device: str) -> tuple[str, ...]:
+    return () if device == CPU else (device,)
 
 
 def _child(

@@ -73,6 +73,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     stop_token_ids: tuple[int, ...] = ()
     max_in_flight: int = 64
     """Samples decoded at once in one replica."""
+    device: str = "auto"
+    """`auto` (a GPU where the host has some), `cpu`, `cuda` or `cuda:N`; replicas take the GPUs in turn."""
     deterministic: bool = False
     """Bit-identical samples on every replica, at the price of batching."""
     threads: int = 1
@@ -101,6 +103,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """How the policy learns."""
 
     backend: Literal["torch"] = "torch"
+    device: str = "auto"
+    """`auto` (the first GPU where the host has some), `cpu`, `cuda` or `cuda:N`."""
     global_batch_size: int = 128
     """Samples a step: a multiple of rollout.samples_per_prompt."""
     micro_batch_size: int = 32
@@ -149,6 +153,21 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """A group not complete by then, counted from its first lease, is dropped with a reason."""
 
 
+class DcsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The policy versions: how they lie in shared memory, and how they get from host to host."""
+
+    keep: int = 2
+    """Versions that stay readable on each host; while one is written, one less, but always the newest."""
+    bucket_bytes: int = 536_870_912
+    """The largest bucket of a version, each a safetensors file; a larger tensor has one to itself."""
+    budget_bytes: int = 0
+    """The most that versions may take of a host's memory, 0 is no limit; fewer than `keep` stay then."""
+    gpu_snapshots: int = 2
+    """Versions that a trainer's GPU keeps, in as much of its memory, for others to read over NVLink."""
+    patience_s: float = 5.0
+    """How long a store of another host may be silent before the next one pulls from the one before it."""
+
+
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Held-out prompts, sampled beside training and never trained on."""
 
@@ -170,6 +189,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reward: RewardConfig = RewardConfig()
     train: TrainConfig = TrainConfig()
     queue: QueueConfig = QueueConfig()
+    dcs: DcsConfig = DcsConfig()
     eval: EvalConfig = EvalConfig()
 
     @property

@@ -9,9 +9,12 @@ A tour, bottom up:
 - `control`: what every network of control messages promises: bounded, ordered, at most once.
 - `zmq_control`: that promise kept by ZeroMQ, on the loop that runs; `zmq_pump` drains its sockets.
 - `security`: the keys of a run. Who does not have them is never heard over TCP.
+- `mappings`: segments that are read again and again, leased without being mapped anew.
+- `stream`: what is too large for messages, from host to host, received in place.
 - `loopback`: the same promise kept inside one process, with a manual clock, cut cables and lost messages.
 - `shm`: arrays written once into shared memory and read in place.
 
-Messages are small and go through `control`; arrays are large and go through `shm`. Nothing is imported
+Messages are small and go through `control`; arrays are large and go through `shm`, between hosts through
+`stream`. Nothing is imported
 here, so that `import transport` stays light.
 """

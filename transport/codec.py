@@ -47,6 +47,13 @@ _SCALARS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 _record_encoder: Final = msgspec.msgpack.Encoder()
 
 
+def _refuse_arrays(_code: int, _data: Frame) -> Any:
+    raise ValueError("an array's frame is missing")
+
+
+_array_free_decoder: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(ext_hook=_refuse_arrays)
+
+
 def encode(record: msgspec.Struct) -> bytes:
     """Write one typed record.
 
@@ -132,6 +139,11 @@ def unpack(frames: Sequence[Frame]) -> Any:
     """
     if not frames:
         raise CodecError("message", "has no frames")
+    if len(frames) == 1:
+        try:
+            return _array_free_decoder.decode(frames[0])
+        except _NOT_MESSAGEPACK:  # what it is, or what is wrong with it, is found out below
+            pass
     reader = ArrayReader(frames[1:])
     try:
         value = _from_messagepack(frames[0], reader)

@@ -89,18 +89,18 @@ def parse_name(name: str) -> SegmentName:
 
 
 class Segment:
-    """A mapped segment. Made by `ShmSpace`, never directly.
+    """A mapped segment. Made by `ShmSpace` and `Mappings`, never directly.
 
     Attributes:
         name: the name it was mapped under.
         nbytes: its length.
     """
 
-    def __init__(self, name: str, mapping: mmap.mmap) -> None:
+    def __init__(self, name: str, mapping: mmap.mmap, buf: memoryview | None = None) -> None:
         self.name = name
         self.nbytes = len(mapping)
         self._mapping: mmap.mmap | None = mapping
-        self._buf: memoryview | None = memoryview(mapping)
+        self._buf: memoryview | None = memoryview(mapping) if buf is None else buf
 
     @property
     def buf(self) -> memoryview:

@@ -210,8 +210,9 @@ class ZmqListener:
             self._on_close(self)
 
     def _receive(self, frames: list[memoryview]) -> None:
-        peer, *rest = frames
-        if sum(frame.nbytes for frame in rest) > self._limits.max_message_bytes:
+        peer, rest = frames[0], frames[1:]
+        nbytes = rest[0].nbytes if len(rest) == 1 else sum(frame.nbytes for frame in rest)
+        if nbytes > self._limits.max_message_bytes:
             self.oversized_messages += 1
         else:
             self._on_message(bytes(peer), rest)

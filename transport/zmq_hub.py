@@ -4,9 +4,13 @@ A ZeroMQ socket may be used by one thread at a time, and passing it on takes a f
 one. So every use of the sockets (send, connect, close, `read`) happens with `lock` held; waiting does not.
 
 The hub stands where an event loop stands for `zmq_pump.Pump`: it watches descriptors, but calls nobody by
-itself. Its own descriptor becomes readable when there is something to do, for any number of event loops to
-watch; whoever wakes calls `read`. A send may consume the edge of a descriptor; the pump then asks for a turn
-by `call_soon`, and the hub makes itself readable, so that the turn is taken by whoever waits.
+itself. Its own descriptor becomes readable when there is something to do, for any number of threads to wait
+for; whoever wakes calls `read`.
+
+Any use of a socket may consume the edge of its descriptor, and to look whether it did costs more than a
+small send. So a socket stays in doubt while nobody waits: who is about to wait says so by `rest`, which looks
+at every socket in doubt. While anybody rests, a socket is looked at immediately. Who waits for the descriptor
+without a `rest` may wait for ever.
 """
 
 import asyncio
@@ -37,11 +41,25 @@ class Hub:
         self._epoll.register(self._kicker, _READABLE)
         self._readers: dict[int, Callable[[], object]] = {self._kicker: self._kicked}
         self._turns: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._resting: set[int] = set()  # threads
+        self._doubts: list[Callable[[], object]] = []
         self._is_kicked = self._is_reading = self._is_closed = False
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `read`."""
         return self._epoll.fileno()
+
+    def rest(self) -> bool:
+        """Say that this thread waits for the descriptor from now on; False where it shall `read` instead."""
+        with self.lock:
+            self._resting.add(threading.get_ident())
+            if self._doubts:
+                self._look()
+            return not self._turns
+
+    def wake(self) -> None:
+        """Say that this thread does not wait any more."""
+        self._resting.discard(threading.get_ident())
 
     def read(self) -> None:
         """Let every socket that has messages deliver them; never waits for more."""
@@ -84,6 +102,13 @@ class Hub:
         if not self._is_reading:
             self._kick()
 
+    def look_later(self, look: Callable[[], object], /) -> bool:
+        """Have a socket looked at before anybody waits; False where somebody waits, so that it is due now."""
+        if self._resting:
+            return False
+        self._doubts.append(look)
+        return True
+
     def is_closed(self) -> bool:
         """Whether nothing is watched any more."""
         return self._is_closed
@@ -93,6 +118,15 @@ class Hub:
         _log.error(context["message"], exc_info=context["exception"])
 
     # -----------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        doubts, self._doubts = self._doubts, []
+        self._is_reading = True  # who looks will read: nobody needs to be woken for it
+        try:
+            for look in doubts:
+                look()
+        finally:
+            self._is_reading = False
 
     def _take_turns(self) -> None:
         for _ in range(len(self._turns)):

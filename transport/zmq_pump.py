@@ -6,6 +6,8 @@ not while it has messages, and any call on the socket may consume the change. So
 - a wake-up reads until nothing is left, or `DRAIN_MESSAGES` have been read and the loop is asked for another
   turn, so that a flood starves nobody;
 - after every send, refused ones included, the socket is asked whether it became readable meanwhile;
+- a hub lets that wait until somebody would sleep (see `zmq_hub`), also after a message that came alone: the
+  answer to it is on its way before anybody looks for a second one;
 - whatever a callback raises, the rest is still read.
 """
 
@@ -15,7 +17,7 @@ from typing import Final
 import zmq
 
 from transport.control import Frame
-from transport.zmq_hub import Watcher
+from transport.zmq_hub import Hub, Watcher
 
 DRAIN_MESSAGES: Final = 100
 """How many messages are read before other callbacks of the loop have their turn."""
@@ -56,7 +58,9 @@ class Pump:
         self._loop, self._socket, self._on_frames = loop, socket, on_frames
         self._small_frames = small_frames
         self._descriptor = socket.fileno()
-        self._drain_is_due = False
+        self._hub = loop if isinstance(loop, Hub) else None
+        self._drain_is_due = self._is_in_doubt = False
+        self._is_flooded = False  # several messages came at once: more are expected than one
         self.closed = False
         loop.add_reader(self._descriptor, self._drain)
         self._schedule()  # what came before the loop watched has had its edge
@@ -70,11 +74,11 @@ class Pump:
         """
         try:
             for frame in frames[:-1]:
-                self._socket.send(frame, _MORE_FRAMES, copy=_is_small(frame))
-            self._socket.send(frames[-1], _LAST_FRAME, copy=_is_small(frames[-1]))
+                self._socket.send(frame, _MORE_FRAMES, _is_small(frame))
+            self._socket.send(frames[-1], _LAST_FRAME, _is_small(frames[-1]))
         finally:  # also where libzmq refused: it may have consumed the edge all the same
-            if not self._drain_is_due and self._is_readable():
-                self._schedule()
+            if not (self._drain_is_due or self._is_in_doubt):
+                self._doubt()
 
     def close(self) -> None:
         """Stop reading and close the socket, forgetting what waits in it; the second time does nothing."""
@@ -89,19 +93,41 @@ class Pump:
         self._drain_is_due = True
         self._loop.call_soon(self._drain)
 
+    def _doubt(self) -> None:
+        if self._hub is not None and self._hub.look_later(self._look):
+            self._is_in_doubt = True
+        else:
+            self._look()
+
+    def _look(self) -> None:
+        self._is_in_doubt = False
+        if not (self._drain_is_due or self.closed) and self._is_readable():
+            self._schedule()
+
     def _drain(self) -> None:
-        self._drain_is_due = False
+        was_due, self._drain_is_due = self._drain_is_due, False
         if self.closed:
             return
-        for _ in range(DRAIN_MESSAGES):
+        for messages in range(DRAIN_MESSAGES):
             try:
                 frames = self._receive()
             except zmq.Again:  # somebody read it already, or it was another change of state
+                self._is_flooded = messages > 1
                 return
             self._deliver(frames)
-            if self.closed or not self._is_readable():  # asked for, it costs half of what `Again` does
+            if not self._reads_on(was_due=was_due):
                 return
         self._schedule()
+
+    def _reads_on(self, *, was_due: bool) -> bool:
+        """Return whether to look for one more message now; `Again` costs twice what asking does."""
+        if self.closed or self._is_flooded:
+            return not self.closed
+        if self._hub is not None and not was_due:
+            self._doubt()
+            return False
+        self._is_flooded = self._is_readable()
+        return self._is_flooded
 
     def _is_readable(self) -> bool:
         return bool(int(self._socket.getsockopt(_EVENTS)) & _READABLE)

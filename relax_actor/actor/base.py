@@ -105,6 +105,16 @@ class Host(Protocol):
         """The collective group this actor is a rank of."""
         ...
 
+    @property
+    def shm_root(self) -> str:
+        """Where this host's shared-memory segments live."""
+        ...
+
+    @property
+    def listen(self) -> str:
+        """This host's address for others, empty where there are no others."""
+        ...
+
 
 class Context:
     """An actor's view of the tree it lives in. Set before the constructor runs."""
@@ -140,6 +150,16 @@ class Context:
     def gang(self) -> Gang:
         """The collective group this actor is a rank of, where its child spec says `gang`."""
         return self._host.gang
+
+    @property
+    def shm_root(self) -> str:
+        """The folder of this host's shared-memory segments."""
+        return self._host.shm_root
+
+    @property
+    def listen(self) -> str:
+        """This host's address, by which other hosts of the tree reach it; empty where there are none."""
+        return self._host.listen
 
     def wake(self) -> None:
         """Let `step` run again as soon as the message at hand is done; any thread may call it."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from relax_actor.actor.wire import BulkRef
+from relax_actor.actor.wire import BulkRef, Call, Result
 from relax_actor.ids import Holder
 from transport.control import Frame, Frames
 from transport.errors import CodecError
@@ -115,9 +115,8 @@ class BulkPool:
             writable: there will be one receiver, once, and the copy is its own.
             local: the receiver is on this host, as far as is known.
         """
-        first = frames[0]
-        if len(frames) == 1 and len(first) < BODY_BYTES:
-            return Staged(body=bytes(first), inline_bytes=len(first))
+        if len(frames) == 1 and (nbytes := len(frames[0])) < BODY_BYTES:
+            return Staged(bytes(frames[0]), (), (), nbytes)
         sizes = [memoryview(frame).nbytes for frame in frames]
         if self._space is None or not local or max(sizes) < BULK_BYTES:
             return Staged(frames=frames, inline_bytes=sum(sizes))
@@ -232,6 +231,16 @@ class BulkViews:
     def __init__(self, space: ShmSpace | None, on_released: Callable[[str], None]) -> None:
         self._space, self._on_released = space, on_released
         self._mapped: OrderedDict[str, Segment] = OrderedDict()
+
+    def payload(self, record: Call | Result, frames: Frames) -> Frames:
+        """Return the packed value that a record came with.
+
+        Raises:
+            CodecError: see `merge`.
+        """
+        if record.body:
+            return (record.body,)
+        return self.merge(frames[1:], record.bulk) if record.bulk else frames[1:]
 
     def merge(self, frames: Frames, refs: tuple[BulkRef, ...]) -> Frames:
         """Put the shared frames back among the others.

@@ -7,20 +7,15 @@ Invariants: a call ends exactly once; calls of one sender to one actor keep thei
 for credit or are sent again to the next incarnation; a dead actor's calls end or wait for the next one.
 """
 
-import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from relax_actor.actor import page
-from relax_actor.actor.bulk import BulkPool, Staged
+from relax_actor.actor.bulk import BulkPool
 from relax_actor.actor.deadlines import Deadlines
-from relax_actor.actor.mailbox import CREDIT_BYTES, CREDIT_MESSAGES
-from relax_actor.actor.ref import Reply
+from relax_actor.actor.peer import Ended, Peer, Pending
 from relax_actor.actor.wire import (
-    Call,
     Cancel,
     Credit,
     Dying,
@@ -35,7 +30,6 @@ from relax_actor.errors import (
     ActorDied,
     ActorError,
     ActorRestarted,
-    CallTimeout,
     Executed,
     MailboxFull,
     SerializationError,
@@ -47,68 +41,6 @@ from transport.errors import ChannelFull
 
 MAX_WAITING_CALLS: Final = 4096
 """Calls to one actor that may wait for it to come up, or for credit."""
-
-
-class Pending(msgspec.Struct, eq=False):
-    """A call that has not ended."""
-
-    name: str
-    method: str
-    payload: Staged
-    deadline: float
-    timeout_s: float
-    idempotent: bool
-    pinned: int | None
-    reply: Reply[Any]
-    returns: Any
-    wants_reply: bool
-    query: str = ""  # answered by the I/O thread; takes no credit
-    id: int = 0
-    sent_to: int | None = None  # incarnation
-
-
-class Ended(msgspec.Struct, eq=False):
-    """How a call ended: an error, what the callee said, or nothing, for a message that was sent."""
-
-    pending: Pending
-    error: ActorError | None = None
-    answer: Result | Failed | None = None
-    frames: Frames = ()
-
-
-class Peer:
-    """What this process knows of another actor."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.dying: Dying | None = None  # nothing more is sent; a reply may still be on its way
-        self.last_dead = 0  # incarnation
-        self.is_local = True  # shares our shared memory
-        self.incarnation: int | None = None
-        self.channel: Channel | None = None
-        self.waiting: deque[Pending] = deque()
-        self.in_flight: dict[int, Pending] = {}
-        self.is_retrying = False
-        self.new_credit()
-
-    @property
-    def holder(self) -> str:
-        """The incarnation that is up, as it names itself."""
-        return f"{self.name}#{self.incarnation}"
-
-    def new_credit(self) -> None:
-        """Begin with an empty mailbox."""
-        self.messages, self.unread_bytes = CREDIT_MESSAGES, 0
-
-    def has_credit(self, nbytes: int) -> bool:
-        """Whether a message may be sent now; the largest ones wait until all others are read."""
-        fits = not self.unread_bytes or self.unread_bytes + nbytes <= CREDIT_BYTES
-        return self.messages > 0 and fits
-
-    def credit(self, given: Credit) -> None:
-        """Take back credit."""
-        self.messages = min(CREDIT_MESSAGES, self.messages + given.messages)
-        self.unread_bytes = max(0, self.unread_bytes - given.bytes)
 
 
 class Calls:
@@ -208,15 +140,7 @@ class Calls:
 
     def status(self) -> dict[str, dict[str, int]]:
         """Return for every actor ever called: calls in flight, calls that wait, credit left."""
-        return {
-            name: {
-                "in_flight": len(peer.in_flight),
-                "waiting": len(peer.waiting),
-                "credit_messages": peer.messages,
-                "unread_bytes": peer.unread_bytes,
-            }
-            for name, peer in self._peers.items()
-        }
+        return {name: peer.status() for name, peer in self._peers.items()}
 
     def send_record(self, peer: Peer, record: Record) -> None:
         """Send a control record, which takes no credit; where nobody is up, nobody has to know it."""
@@ -249,22 +173,8 @@ class Calls:
         else:
             if not peer.is_local:
                 pending.payload = pending.payload.without_shared_memory()
-            return self._transmit(peer, pending, self._call(peer, pending))
+            return self._transmit(peer, pending, pending.record(self._holder, self._run_id, peer.incarnation))
         return True
-
-    def _call(self, peer: Peer, pending: Pending) -> Call:
-        return Call(
-            id=pending.id,
-            method=pending.method,
-            run_id=self._run_id,
-            sender=self._holder.name,
-            sender_incarnation=self._holder.incarnation,
-            to_incarnation=peer.incarnation or 0,
-            budget_s=max(0.0, pending.deadline - time.monotonic()),
-            wants_reply=pending.wants_reply,
-            body=pending.payload.body,
-            bulk=pending.payload.refs,
-        )
 
     def _transmit(self, peer: Peer, pending: Pending, record: Record) -> bool:
         try:
@@ -280,7 +190,8 @@ class Calls:
         return True
 
     def _sent(self, peer: Peer, pending: Pending) -> None:
-        pending.payload.sent_to(peer.holder)
+        if pending.payload.pool is not None:
+            pending.payload.sent_to(peer.holder)
         pending.sent_to = peer.incarnation
         if not pending.query:
             peer.messages -= 1
@@ -370,7 +281,7 @@ class Calls:
             peer = self.peer(pending.name)
             if peer.in_flight.pop(pending.id, None) is None:
                 peer.waiting.remove(pending)
-            self.end(pending, self._timeout(pending))
+            self.end(pending, pending.timeout(is_up=peer.channel is not None))
         return self._deadlines.first()
 
     def end_all(self, reason: str) -> None:
@@ -393,14 +304,6 @@ class Calls:
     ) -> None:
         """Note how a call ended; it must be in no other table any more."""
         self._deadlines.remove(pending, pending.deadline)
-        pending.payload.release()
+        if pending.payload.pool is not None:
+            pending.payload.release()
         self.ended.append(Ended(pending, error, answer, frames))
-
-    def _timeout(self, pending: Pending) -> CallTimeout:
-        if pending.sent_to is not None:
-            detail, executed = "it was delivered", Executed.MAYBE
-        else:
-            up = self.peer(pending.name).channel is not None
-            reason = "did not read the messages before it" if up else "did not come up"
-            detail, executed = f"{pending.name} {reason}", Executed.NO
-        return CallTimeout(pending.name, pending.method, pending.timeout_s, executed, detail)

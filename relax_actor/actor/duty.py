@@ -6,8 +6,6 @@ where neither is set.
 """
 
 import threading
-from contextlib import AbstractContextManager
-from types import TracebackType
 
 from relax_actor.actor.base import EndpointOptions
 from relax_actor.actor.courier import Courier
@@ -19,18 +17,6 @@ from relax_actor.ids import Holder
 BEATS_PER_HANG = 4
 ANNOUNCE_S = 1.0
 """How long a limited method waits to be announced; a broken I/O thread must not keep it for ever."""
-
-
-class _Block(AbstractContextManager[None]):
-    """The block of `Duty.busy`; one for all, since it is entered for every message and step."""
-
-    def __init__(self, duty: "Duty") -> None:
-        self._duty = duty
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._duty.idle()
 
 
 class Duty:
@@ -45,9 +31,7 @@ class Duty:
     def __init__(self, courier: Courier, gang: Gang, hang_after_s: float | None) -> None:
         self._courier, self._gang, self._hang_after_s = courier, gang, hang_after_s
         self._holder: Holder
-        self._breaks: dict[int, int] = {}  # call to the gang's breaks when it began
         self._announced: set[int] = set()
-        self._block = _Block(self)
         self._done = 0
         self._doing = ""
         self._text = ""
@@ -61,18 +45,20 @@ class Duty:
 
     def begin(self, incoming: Incoming, options: EndpointOptions) -> None:
         """Note a call that is about to run; one with a limit is announced first."""
-        self._breaks[id(incoming)] = self._gang.breaks
+        incoming.gang_breaks = self._gang.breaks
         if options.max_runtime_s is not None:
             self._announce(id(incoming), incoming.call.method, options.max_runtime_s)
 
     def end(self, incoming: Incoming, error: Exception | None = None) -> bool:
         """Note that it is over, perhaps by an error; return whether its gang broke meanwhile."""
         self._done += 1
-        if id(incoming) in self._announced:
+        if self._announced and id(incoming) in self._announced:
             self._announced.discard(id(incoming))
             name, incarnation = self._holder.name, self._holder.incarnation
             self._courier.tell_head(Ended(name=name, incarnation=incarnation, call=str(id(incoming))))
-        breaks = self._breaks.pop(id(incoming), None)
+        breaks, incoming.gang_breaks = incoming.gang_breaks, None
+        if error is None:
+            return breaks not in (None, self._gang.breaks)
         return breaks is not None and self._gang.broke_since(breaks, error)
 
     def progress(self, text: str) -> None:
@@ -80,13 +66,12 @@ class Duty:
         self._done += 1
         self._text = text
 
-    def busy(self, doing: str) -> AbstractContextManager[None]:
-        """Have the main thread busy with something until the block ends."""
+    def busy(self, doing: str) -> None:
+        """Have the main thread busy with something until it is `idle`."""
         self._doing = doing
-        return self._block
 
     def idle(self) -> None:
-        """Note that the block ended."""
+        """Note that what the main thread was busy with is over."""
         self._doing = ""
         self._done += 1
 

@@ -71,6 +71,7 @@ class Incoming(msgspec.Struct, eq=False):
     expires: float  # monotonic seconds of this process
     inline_bytes: int
     is_cancelled: bool = False
+    gang_breaks: int | None = None  # once it has begun: how often its gang had broken before
 
 
 class Mailbox:

@@ -61,12 +61,14 @@ class Outbox:
         """Return False if it must be tried again."""
         try:
             self._send(peer, message)
-            payload.sent_to(peer.decode(errors="replace"))
+            if payload.pool is not None:
+                payload.sent_to(peer.decode(errors="replace"))
         except ChannelFull:
             return False
         except (PeerUnreachable, ChannelClosed):
             self._counts["peer gone"] += 1
         except TransportError:  # too large; the caller of `say` cannot do anything about it any more
             self._counts["too large"] += 1
-        payload.release()
+        if payload.pool is not None:
+            payload.release()
         return True

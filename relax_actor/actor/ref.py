@@ -1,6 +1,7 @@
 """How actors are called: `ref.ask(Counter.add, 4).result()`, `await ref.ask(...)`, `ref.tell(...)`."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from enum import StrEnum
@@ -13,11 +14,16 @@ R = TypeVar("R")
 P = ParamSpec("P")
 
 QUERY_TIMEOUT_S = 5.0
-_ENDED = frozenset({"FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED"})  # as in `concurrent.futures`
+
+_conditions = threading.Lock()  # held while a reply's condition is made
+
+# The states of `concurrent.futures.Future`.
+_PENDING, _FINISHED = "PENDING", "FINISHED"
+_ENDED = frozenset({_FINISHED, "CANCELLED", "CANCELLED_AND_NOTIFIED"})
 
 
 class Waiter(Protocol):
-    """Who carries a reply; see `courier.Courier`."""
+    """Who carries a reply; see `waits.Waits`."""
 
     def wait_for(self, reply: "Reply[Any]", timeout_s: float | None) -> None:
         """Return when the reply has ended, or after `timeout_s`."""
@@ -41,6 +47,21 @@ class Reply(Future[R], Generic[R]):
     call: tuple[str, int] = ("", 0)
     waiter: Waiter | None = None
 
+    def __init__(self) -> None:
+        # As `Future.__init__`, without the condition: nearly every reply ends before anybody needs it.
+        self._state = _PENDING
+        self._result: R | None = None
+        self._exception: BaseException | None = None
+        self._waiters: list[Any] = []
+        self._done_callbacks: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Make the condition for whoever is the first to need it."""
+        if name != "_condition":
+            raise AttributeError(name)
+        with _conditions:
+            return self.__dict__.setdefault(name, threading.Condition())
+
     def result(self, timeout: float | None = None) -> R:
         """Wait for the answer and return it.
 
@@ -51,7 +72,11 @@ class Reply(Future[R], Generic[R]):
             TimeoutError: `timeout` passed; the call goes on.
             DeadlockError: the callee waits, itself or through others, for this actor.
         """
-        return super().result(self._wait(timeout))
+        if not self.done():
+            timeout = self._wait(timeout)
+        if self._state == _FINISHED and self._exception is None:  # nearly always, and then no lock is needed
+            return cast(R, self._result)
+        return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return the error, if there was one; see `result`."""
@@ -63,11 +88,15 @@ class Reply(Future[R], Generic[R]):
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """End the reply; one that was cancelled stays so. For its courier only."""
-        if self.set_running_or_notify_cancel():
-            if error is not None:
-                self.set_exception(error)
-            else:
+        with _conditions:  # whoever asks for the condition after this sees the new state
+            is_looked_at = "_condition" in self.__dict__
+            if not is_looked_at:
+                self._result, self._exception, self._state = value, error, _FINISHED
+        if is_looked_at and self.set_running_or_notify_cancel():
+            if error is None:
                 self.set_result(value)
+            else:
+                self.set_exception(error)
 
     def cancel(self) -> bool:
         """End the reply now, if it has not ended, and tell the callee."""
@@ -97,7 +126,7 @@ class OnFull(StrEnum):
 
 
 class Sender(Protocol):
-    """What a ref needs to send a call; see `courier.Courier.ask`."""
+    """What a ref needs to send a call; see `caller.Caller`."""
 
     def ask(
         self,

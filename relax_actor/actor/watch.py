@@ -3,7 +3,8 @@
 A message that the I/O thread reads for another thread costs two more thread switches than one which that
 thread reads itself. So whoever waits for messages (a program in `Reply.result`, an idle actor's main thread)
 reads the sockets as it wakes, and the I/O thread takes them over when nobody has been there for `CHECK_S`:
-a busy main thread delays a message, or a question to the I/O thread, by that much and no more.
+a busy main thread delays a message, or a question to the I/O thread, by that much. Where calls came in quick
+succession until then, it looks less often, and the first delay may be twice `LIVELY_CHECK_S`.
 
 States. On duty: the I/O loop watches the hub. Off duty: somebody `rests` on the hub, or did a moment ago; a
 timer of the I/O loop looks after `CHECK_S` whether that is still so. While somebody rests and nothing
@@ -21,6 +22,8 @@ from typing import Any, Final
 from transport.zmq_hub import Hub
 
 CHECK_S: Final = 0.002
+LIVELY_CHECK_S: Final = 0.008
+"""How seldom it is looked at who comes and goes; each look interrupts the thread that works."""
 
 
 class Watch:
@@ -51,6 +54,10 @@ class Watch:
         self._bed.close()
         os.close(self._bell)
 
+    def fileno(self) -> int:
+        """Return the hub's descriptor."""
+        return self._hub.fileno()
+
     # -- threads that wait ------------------------------------------------------------------------
 
     def enter(self) -> bool:
@@ -72,16 +79,17 @@ class Watch:
             hand_over = self._others > 0
         if hand_over:
             self._call_io(self._take_over)
-        else:
-            self.stir()
 
     def rest(self, timeout_s: float | None) -> None:
         """Wait for messages, at most so long, and read them; only after `enter` returned True."""
         self._reader_rests = True
         try:
-            if any(descriptor == self._bell for descriptor, _ in self._bed.poll(timeout_s)):
-                os.eventfd_read(self._bell)
+            if self._hub.rest():
+                for descriptor, _ in self._bed.poll(timeout_s):
+                    if descriptor == self._bell:
+                        os.eventfd_read(self._bell)
         finally:
+            self._hub.wake()
             self._reader_rests = False
             self.stir()
         self._read()
@@ -93,13 +101,15 @@ class Watch:
 
     # -- an event loop that rests on the hub ----------------------------------------------------------
 
-    def fell_asleep(self) -> None:
-        """The loop waits; the hub is among what it waits for."""
+    def fell_asleep(self) -> bool:
+        """The loop waits, the hub among what it waits for; False where it shall read instead."""
         self._loop_rests = True
+        return self._hub.rest()
 
     def woke(self) -> None:
         """The loop does something."""
         self._loop_rests = False
+        self._hub.wake()
         self.stir()
 
     # -- the I/O thread -------------------------------------------------------------------------------
@@ -115,18 +125,20 @@ class Watch:
         """Watch nothing any more; I/O thread."""
         if self._on_duty:
             self._loop.remove_reader(self._hub.fileno())
+            self._hub.wake()
             self._on_duty = False
 
     def _go_off_duty(self) -> None:
         self.stop()
-        self._loop.call_later(CHECK_S, self._check, self._stirs)
+        self._loop.call_later(CHECK_S, self._check, self._stirs, CHECK_S)
 
-    def _check(self, stirs: int) -> None:
+    def _check(self, stirs: int, after_s: float) -> None:
         if self._others and self._reader is None:
             self._check_is_due = False
             self._take_over()
         elif self._stirs != stirs:  # it comes and goes
-            self._loop.call_later(CHECK_S, self._check, self._stirs)
+            after_s = min(2 * after_s, LIVELY_CHECK_S)
+            self._loop.call_later(after_s, self._check, self._stirs, after_s)
         else:
             self._check_is_due = False  # before looking: who wakes after this calls us again
             if not (self._reader_rests or self._loop_rests):
@@ -136,6 +148,8 @@ class Watch:
         if not self._on_duty:
             self._on_duty = True
             self._loop.add_reader(self._hub.fileno(), self._read)
+            if not self._hub.rest():
+                self._loop.call_soon(self._read)
 
     def _call_io(self, action: Callable[[], Any]) -> None:
         try:
@@ -158,8 +172,9 @@ class RestingSelector(selectors.EpollSelector):
         watch = self.watch
         if watch is None:
             return super().select(timeout)
-        watch.fell_asleep()
         try:
-            return super().select(timeout)
+            if watch.fell_asleep():
+                return super().select(timeout)
+            return [*super().select(0), (self.get_key(watch.fileno()), selectors.EVENT_READ)]
         finally:
             watch.woke()

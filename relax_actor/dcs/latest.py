@@ -7,7 +7,7 @@ The segment also carries the lock that makes its holder the run's only publisher
 
 from relax_actor.errors import RelaxError
 from relax_actor.ids import PolicyVersion
-from transport.shm import Segment, SegmentMissingError, ShmSpace
+from transport.shm import Segment, SegmentLock, SegmentMissingError, ShmSpace
 
 _OWNER = "dcs-latest"
 _LABEL = "word"
@@ -55,25 +55,38 @@ class LatestWriter:
     """
 
     def __init__(self, space: ShmSpace) -> None:
-        name = space.name(_OWNER, 0, _LABEL)
-        segment = _attached_or_made(space, name)
-        lock = space.try_lock(name)
-        if lock is None:
-            raise PublisherActiveError(space.run_id)
-        self._lock = lock
-        self._word = _word(segment)
+        self._space = space
+        self._name = space.name(_OWNER, 0, _LABEL)
+        self._locks: list[SegmentLock] = []
+        self._words: list[memoryview] = []
+        self._make()
 
     def load(self) -> PolicyVersion | None:
         """Return the newest published version, None before the first."""
-        return _version(self._word)
+        return _version(self._words[-1])
 
     def store(self, version: PolicyVersion) -> None:
-        """Say that `version`, which is complete, is the newest."""
-        self._word[0] = version + 1
+        """Say that `version`, which is complete, is the newest.
+
+        Where somebody swept the run's memory, both are told: who looks at the old word, and who comes anew.
+        """
+        if not self._space.exists(self._name):
+            self._make()
+        for word in self._words:
+            word[0] = version + 1
 
     def close(self) -> None:
         """Let another publisher follow. Idempotent."""
-        self._lock.close()
+        for lock in self._locks:
+            lock.close()
+
+    def _make(self) -> None:
+        segment = _attached_or_made(self._space, self._name)
+        lock = self._space.try_lock(self._name)
+        if lock is None:
+            raise PublisherActiveError(self._space.run_id)
+        self._locks.append(lock)
+        self._words.append(_word(segment))
 
 
 def _attached_or_made(space: ShmSpace, name: str) -> Segment:

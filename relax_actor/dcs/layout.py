@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 
+PIECE_BYTES = 1 << 20
+"""What is copied before it is summed up: it fits the cache."""
+
 # What numpy has no type for is shown as unsigned integers of the same size.
 _NUMPY: dict[Dtype, "np.dtype[Any]"] = {
     dtype: np.dtype(
@@ -90,6 +93,21 @@ def write(placed: Placed, target: Bytes) -> None:
     torch.from_numpy(target).view(dtype).reshape(placed.shape).copy_(placed.value.detach())
 
 
+def written(placed: Placed, target: Bytes) -> Iterator[Bytes]:
+    """Do as `write` does, and yield the bytes in place, in order, each piece while it is in the cache.
+
+    Whoever sums them up reads them without waiting for memory a second time.
+    """
+    source = _flat_bytes(placed)
+    if source is None:
+        write(placed, target)
+    for begin in range(0, placed.nbytes, PIECE_BYTES):
+        piece = target[begin : begin + PIECE_BYTES]
+        if source is not None:
+            np.copyto(piece, source[begin : begin + PIECE_BYTES])
+        yield piece
+
+
 def array_view(entry: TensorEntry, raw: Bytes) -> npt.NDArray[Any]:
     """Show uint8 [entry.nbytes] as the array it is; bfloat16 as uint16, float8 as uint8."""
     return raw.view(_NUMPY[entry.dtype]).reshape(entry.shape)
@@ -106,6 +124,19 @@ def tensor_view(entry: TensorEntry, raw: Bytes) -> "Tensor":
     if entry.nbytes == 0:
         return torch.empty(entry.shape, dtype=dtype)
     return torch.from_numpy(np.asarray(_Unguarded(raw))).view(dtype).reshape(entry.shape)
+
+
+def _flat_bytes(placed: Placed) -> Bytes | None:
+    """Show a tensor's memory as uint8 [nbytes]; None where it has gaps or is not this process' own."""
+    value = placed.value
+    if isinstance(value, np.ndarray):
+        return value.reshape(-1).view(np.uint8) if value.flags.c_contiguous else None
+    if value.device.type != "cpu" or not value.is_contiguous() or value.is_neg():
+        return None
+    import torch  # noqa: PLC0415 - see the module's docstring
+
+    flat: Bytes = value.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat
 
 
 class _Unguarded:

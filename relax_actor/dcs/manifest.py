@@ -86,6 +86,7 @@ class BucketEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     nbytes: int
     xxh3: str  # XXH3-64 of all bytes, 16 hex digits
+    fold: str = ""  # of all bytes as well, where the publisher's GPU computed it: see cuda/fold.py
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

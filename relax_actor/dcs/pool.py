@@ -17,6 +17,11 @@ class SegmentPool:
     def __len__(self) -> int:
         return len(self._segments)
 
+    @property
+    def nbytes(self) -> int:
+        """How much memory it holds."""
+        return sum(segment.nbytes for segment in self._segments)
+
     def add(self, segments: list[Segment]) -> None:
         """Take over the segments of a retired version."""
         self._segments.extend(segments)

@@ -30,31 +30,21 @@ Refused
     would hold up the trainer); a checksum per tensor (a bucket is what is sent again).
 """
 
-import contextlib
 from collections.abc import Iterable
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from relax_actor.dcs.latest import LatestWriter
-from relax_actor.dcs.layout import Bucket, Placed, fill_buckets, write
-from relax_actor.dcs.manifest import (
-    MANIFEST_LABEL,
-    OWNER,
-    STAGING_LABEL,
-    BucketEntry,
-    Manifest,
-    PolicyCorruptError,
-    TensorEntry,
-    bucket_label,
-    checksum,
-)
-from relax_actor.dcs.pool import SegmentPool
+from relax_actor.dcs.layout import Bucket, Placed, fill_buckets, written
+from relax_actor.dcs.manifest import BucketEntry, Manifest, TensorEntry
+from relax_actor.dcs.shelf import Shelf, Staging
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
-from transport.shm import Segment, SegmentLock, SegmentMissingError, SegmentSpaceError, ShmSpace, parse_name
+from transport.shm import ShmSpace
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,31 +61,30 @@ class PolicyPublisher:
         space: the run's shared memory.
         keep: how many versions stay readable; while one is written, one less, but always the newest.
         bucket_bytes: the largest bucket, its head included; a single larger tensor has one to itself.
+        budget_bytes: the most that versions, complete or not, may take; 0 is no limit. Where it is too
+            little for `keep` versions, fewer are kept.
 
     Raises:
         PublisherActiveError: another publisher of this run is alive.
-        ValueError: `keep` or `bucket_bytes` is below 1.
+        ValueError: `keep` or `bucket_bytes` is below 1, or `budget_bytes` below 0.
     """
 
-    def __init__(self, space: ShmSpace, *, keep: int = 2, bucket_bytes: int = 512 << 20) -> None:
-        if keep < 1 or bucket_bytes < 1:
-            raise ValueError(f"keep={keep} and bucket_bytes={bucket_bytes} must be at least 1")
-        self._space = space
-        self._keep = keep
+    def __init__(
+        self, space: ShmSpace, *, keep: int = 2, bucket_bytes: int = 512 << 20, budget_bytes: int = 0
+    ) -> None:
+        if bucket_bytes < 1:
+            raise ValueError(f"bucket_bytes={bucket_bytes} must be at least 1")
         self._bucket_bytes = bucket_bytes
-        self._latest = LatestWriter(space)
-        self._pool = SegmentPool(space)
-        self._complete = _recovered(space)  # oldest first
-        self._announce()
+        self._shelf = Shelf(space, keep=keep, budget_bytes=budget_bytes)
 
     def latest(self) -> PolicyVersion | None:
         """Return the newest complete version, None where there is none."""
-        return max(self._complete, default=None)
+        return self._shelf.newest()
 
     def publish(self, version: PolicyVersion, step: int, weights: Weights) -> Manifest:
         """Copy weights into shared memory and make them the newest policy version.
 
-        Whatever is raised, earlier versions stay as they are and the version is not visible.
+        Whatever is raised, the newest version stays as it is and this one is not visible.
 
         Args:
             version: higher than every version before, also those of earlier publishers of the run.
@@ -104,28 +93,23 @@ class PolicyPublisher:
 
         Raises:
             SegmentSpaceError: shared memory is full.
+            PolicyBudgetError: the budget does not allow it beside the version before.
             TypeError: an element type the DCS does not carry.
             ValueError: the version is not higher, or a name comes twice or is `__metadata__`.
         """
-        self._check_higher(version)
-        self._retire(max(self._keep - 1, 1))
-        with _Staging(self._space, self._pool, version) as staging:
-            for bucket in fill_buckets(weights, self._bucket_bytes):
-                staging.add(bucket)
-            manifest = staging.commit(step)
-        self._complete[version] = staging.segments
-        point("publish_latest")
-        self._announce()
-        self._pool.drop()
-        self._retire(self._keep)
+        tensors: list[TensorEntry] = []
+        buckets: list[BucketEntry] = []
+        with self._shelf.begin(version) as staging:
+            for index, bucket in enumerate(fill_buckets(weights, self._bucket_bytes)):
+                buckets.append(_write(staging, index, bucket))
+                tensors.extend(_entry(placed, index) for placed in bucket.tensors)
+            manifest = Manifest(version=version, step=step, tensors=tuple(tensors), buckets=tuple(buckets))
+            staging.commit(manifest, "publish")
         return manifest
 
     def close(self) -> None:
         """Let another publisher follow; what is published stays. Idempotent."""
-        self._pool.drop()
-        for segment in _flat(self._complete.values()):
-            segment.close()
-        self._latest.close()
+        self._shelf.close()
 
     def __enter__(self) -> Self:
         return self
@@ -135,111 +119,18 @@ class PolicyPublisher:
     ) -> None:
         self.close()
 
-    def _check_higher(self, version: PolicyVersion) -> None:
-        newest = max((seen for seen in (self.latest(), self._latest.load()) if seen is not None), default=-1)
-        if version <= newest:
-            raise ValueError(f"policy version {version} is not higher than {newest}: versions never go back")
 
-    def _announce(self) -> None:
-        newest, announced = self.latest(), self._latest.load()
-        if newest is not None and (announced is None or newest > announced):
-            self._latest.store(newest)
-
-    def _retire(self, keep: int) -> None:
-        for version in sorted(self._complete)[:-keep]:
-            self._space.unlink(self._space.name(OWNER, version, MANIFEST_LABEL))
-            self._pool.add(self._complete.pop(version))
-
-
-class _Staging:
-    """A version on its way; it leaves nothing behind unless it is committed."""
-
-    def __init__(self, space: ShmSpace, pool: SegmentPool, version: PolicyVersion) -> None:
-        self.segments: list[Segment] = []
-        self._space = space
-        self._pool = pool
-        self._version = version
-        self._tensors: list[TensorEntry] = []
-        self._buckets: list[BucketEntry] = []
-
-    def add(self, bucket: Bucket) -> None:
-        """Write one bucket."""
-        segment, lock = self._segment(bucket.nbytes)
-        self.segments.append(segment)
-        with contextlib.closing(lock) if lock else contextlib.nullcontext():
-            segment.buf[: len(bucket.head)] = bucket.head
-            for placed in bucket.tensors:
-                write(placed, segment.ndarray(np.uint8, (placed.nbytes,), placed.offset))
-            point("publish_bucket")
-            self._tensors.extend(_entry(placed, len(self._buckets)) for placed in bucket.tensors)
-            self._buckets.append(BucketEntry(nbytes=bucket.nbytes, xxh3=checksum(segment.buf)))
-
-    def commit(self, step: int) -> Manifest:
-        """Write the manifest and make the version visible."""
-        manifest = Manifest(
-            version=self._version, step=step, tensors=tuple(self._tensors), buckets=tuple(self._buckets)
-        )
-        data = manifest.to_bytes()
-        with self._space.create(OWNER, self._version, STAGING_LABEL, len(data)) as segment:
-            segment.buf[:] = data
-        point("publish_manifest")
-        self._space.rename(segment.name, OWNER, self._version, MANIFEST_LABEL)
-        return manifest
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            self._space.unlink(self._space.name(OWNER, self._version, MANIFEST_LABEL))
-            self._space.sweep(OWNER, self._version)
-            for segment in self.segments:
-                segment.close()
-
-    def _segment(self, nbytes: int) -> tuple[Segment, SegmentLock | None]:
-        label = bucket_label(len(self.segments))
-        taken = self._pool.take(nbytes)
-        if taken is None:
-            return self._created(label, nbytes), None
-        segment, lock = taken
-        segment.name = self._space.rename(segment.name, OWNER, self._version, label)
-        return segment, lock
-
-    def _created(self, label: str, nbytes: int) -> Segment:
-        try:
-            return self._space.create(OWNER, self._version, label, nbytes)
-        except SegmentSpaceError:
-            if not self._pool:
-                raise
-            self._pool.drop()  # the weights have another shape than before: nothing in there fits
-            return self._space.create(OWNER, self._version, label, nbytes)
-
-
-def _recovered(space: ShmSpace) -> dict[PolicyVersion, list[Segment]]:
-    """Return the complete versions, oldest first; remove everything else the DCS owns."""
-    complete: dict[PolicyVersion, list[Segment]] = {}
-    for number in sorted({parse_name(name).incarnation for name in space.names(OWNER)}):
-        version = PolicyVersion(number)
-        try:
-            complete[version] = _complete_segments(space, version)
-        except (SegmentMissingError, PolicyCorruptError):
-            space.sweep(OWNER, version)
-        else:
-            space.unlink(space.name(OWNER, version, STAGING_LABEL))
-    return complete
-
-
-def _complete_segments(space: ShmSpace, version: PolicyVersion) -> list[Segment]:
-    with space.attach(space.name(OWNER, version, MANIFEST_LABEL)) as segment:
-        manifest = Manifest.from_bytes(bytes(segment.buf), version)
-    segments = []
-    for index, bucket in enumerate(manifest.buckets):
-        segments.append(space.attach(space.name(OWNER, version, bucket_label(index)), writable=True))
-        if segments[-1].nbytes != bucket.nbytes:
-            raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", f"{segments[-1].nbytes}")
-    return segments
+def _write(staging: Staging, index: int, bucket: Bucket) -> BucketEntry:
+    segment = staging.bucket(index, bucket.nbytes)
+    segment.buf[: len(bucket.head)] = bucket.head
+    summed = xxhash.xxh3_64(bucket.head)
+    for placed in sorted(bucket.tensors, key=attrgetter("offset")):
+        for piece in written(placed, segment.ndarray(np.uint8, (placed.nbytes,), placed.offset)):
+            summed.update(piece.data)
+    point("publish_bucket")
+    entry = BucketEntry(nbytes=bucket.nbytes, xxh3=summed.hexdigest())
+    staging.filled(index)
+    return entry
 
 
 def _entry(placed: Placed, bucket: int) -> TensorEntry:
@@ -251,7 +142,3 @@ def _entry(placed: Placed, bucket: int) -> TensorEntry:
         offset=placed.offset,
         nbytes=placed.nbytes,
     )
-
-
-def _flat(groups: Iterable[list[Segment]]) -> list[Segment]:
-    return [segment for group in groups for segment in group]

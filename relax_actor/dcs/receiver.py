@@ -26,7 +26,8 @@ from relax_actor.dcs.manifest import (
 from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
-from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace
+from transport.mappings import Mappings
+from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace, parse_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,13 +39,19 @@ class PolicyMissingError(RelaxError):
     Args:
         version: the version asked for; None is the newest.
         latest: the newest one there is, None before the first.
+        where: it is not there.
     """
 
-    def __init__(self, version: PolicyVersion | None, latest: PolicyVersion | None) -> None:
-        self.version, self.latest = version, latest
+    def __init__(
+        self,
+        version: PolicyVersion | None,
+        latest: PolicyVersion | None,
+        where: str = "in shared memory",
+    ) -> None:
+        self.version, self.latest, self.where = version, latest, where
         wanted = "no policy version" if version is None else f"policy version {version} is not"
         newest = "nothing was published" if latest is None else f"the newest is {latest}"
-        super().__init__(f"{wanted} in shared memory; {newest}")
+        super().__init__(f"{wanted} {where}; {newest}")
 
 
 class PolicySnapshot:
@@ -124,11 +131,18 @@ class PolicyReceiver:
 
     def __init__(self, space: ShmSpace) -> None:
         self._space = space
+        self._mappings = Mappings(space)
         self._latest = LatestReader(space)
 
     def latest(self) -> PolicyVersion | None:
         """Return the newest published version, None before the first; a load from memory."""
         return self._latest.load()
+
+    def newest_visible(self) -> PolicyVersion | None:
+        """Return the newest version with a manifest, also where the word that announces it was lost."""
+        visible = {parse_name(name) for name in self._space.names(OWNER)}
+        versions = [name.incarnation for name in visible if name.label == MANIFEST_LABEL]
+        return PolicyVersion(max(versions)) if versions else None
 
     def open(self, version: PolicyVersion | None = None) -> PolicySnapshot:
         """Lease a version.
@@ -152,8 +166,26 @@ class PolicyReceiver:
                 if self.latest() == newest:
                     raise
 
+    def manifest(self, version: PolicyVersion) -> Manifest:
+        """Return what a version consists of, without a lease.
+
+        Raises:
+            PolicyMissingError: it was not published, or is retired.
+            PolicyCorruptError: its manifest is damaged.
+        """
+        try:
+            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
+                return Manifest.from_bytes(bytes(segment.buf), version)
+        except SegmentMissingError as error:
+            raise PolicyMissingError(version, self.latest()) from error
+
+    def is_visible(self, version: PolicyVersion) -> bool:
+        """Whether a version is published and not retired."""
+        return self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL))
+
     def _leased(self, version: PolicyVersion) -> PolicySnapshot:
-        manifest = self._manifest(version)
+        manifest = self.manifest(version)
+        self._mappings.trim()
         with contextlib.ExitStack() as stack:
             segments = [
                 stack.enter_context(self._bucket(version, index, bucket))
@@ -164,16 +196,9 @@ class PolicyReceiver:
             stack.pop_all()
         return PolicySnapshot(manifest, segments)
 
-    def _manifest(self, version: PolicyVersion) -> Manifest:
-        try:
-            with self._space.attach(self._space.name(OWNER, version, MANIFEST_LABEL)) as segment:
-                return Manifest.from_bytes(bytes(segment.buf), version)
-        except SegmentMissingError as error:
-            raise PolicyMissingError(version, self.latest()) from error
-
     def _bucket(self, version: PolicyVersion, index: int, bucket: BucketEntry) -> Segment:
         try:
-            segment = self._space.attach(self._space.name(OWNER, version, bucket_label(index)), lease=True)
+            segment = self._mappings.lease(self._space.name(OWNER, version, bucket_label(index)))
         except (SegmentMissingError, SegmentBusyError) as error:
             self._check_visible(version)  # the usual reason: retired a moment ago
             raise PolicyCorruptError(version, index, f"{bucket.nbytes} bytes", str(error)) from error
@@ -181,7 +206,7 @@ class PolicyReceiver:
         return segment
 
     def _check_visible(self, version: PolicyVersion) -> None:
-        if not self._space.exists(self._space.name(OWNER, version, MANIFEST_LABEL)):
+        if not self.is_visible(version):
             raise PolicyMissingError(version, self.latest())
 
 

@@ -1,6 +1,6 @@
 """What a rollout needs of an inference engine. Every engine passes tests/contract/test_engine.py."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -63,7 +63,12 @@ class Engine(Protocol):
 
     @property
     def version(self) -> PolicyVersion | None:
-        """The installed policy version; None before the first install."""
+        """The installed policy version; None before the first install, and while the weights are torn.
+
+        They are torn from the beginning of an install that fails until one that succeeds, and after
+        `invalidate`. Meanwhile `submit`, `step` and `weights` refuse; requests in flight wait with their
+        tokens.
+        """
         ...
 
     @property
@@ -87,7 +92,28 @@ class Engine(Protocol):
         Raises:
             KeyError: a name the model does not have.
             ValueError: a lower version, or a shape that does not fit.
+            Exception: whatever `weights` raises; as after any failure but a lower version, the weights
+                are torn.
         """
+        ...
+
+    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
+        """Read installed weights back, in the engine's own element type.
+
+        Args:
+            names: of weights that were installed.
+
+        Yields:
+            Names and tensors on any device, not to be written to; they change with the next install.
+
+        Raises:
+            EngineNotReadyError: no whole version is installed.
+            KeyError: no weight of this name was installed.
+        """
+        ...
+
+    def invalidate(self) -> None:
+        """Take the installed weights for torn: what was read back is not what was published."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:

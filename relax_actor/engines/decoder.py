@@ -6,7 +6,7 @@ architecture. An own forward with fused projections was measured on SmolLM2's sh
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,10 @@ class Decoder:
         """
         self._loader.load(weights)
 
+    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show weights by name; raises `KeyError` for one the model does not have."""
+        return self._loader.read(names)
+
     def _select_last(self, _: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         """Spare the output layer, the widest of all, every position but each row's last."""
         (hidden,) = args  # [n, q, hidden]
@@ -123,6 +127,17 @@ class WeightLoader:
         if self._unset:
             missing = ", ".join(f"`{name}`" for name in list(self._unset.values())[:3])
             raise KeyError(f"{len(self._unset)} weights have never been installed, among them {missing}")
+
+    def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show weights by name, without a copy.
+
+        Raises:
+            KeyError: a name the model does not have.
+        """
+        for name in names:
+            if name not in self._weights:
+                raise KeyError(f"the model has no weight `{name}`")
+            yield name, self._weights[name]
 
 
 def build_model(

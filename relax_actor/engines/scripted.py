@@ -5,7 +5,7 @@ uniform, so the stop token has a hazard that grows with the position, and all ot
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -83,6 +83,7 @@ class ScriptedEngine:
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
         self._running: dict[tuple[GroupId, SampleIndex], RunningSample] = {}
+        self._weights: dict[str, Tensor] = {}
         self._due_s = 0.0
         self.steps = 0  # decode steps done
         self.weights_digest = ""  # of the names and bytes installed last
@@ -103,7 +104,7 @@ class ScriptedEngine:
         return len(self._running)
 
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
-        """Read all weights once and keep their digest.
+        """Copy all weights, and keep their digest.
 
         Raises:
             KeyError: a name that is not in `shapes`.
@@ -116,9 +117,24 @@ class ScriptedEngine:
         for name, value in weights:
             self._check_weight(name, tuple(value.shape))
             digest.update(name.encode())
-            digest.update(_raw_bytes(value))
+            digest.update(_raw_bytes(self._kept(name, value)))
         self.weights_digest = digest.hexdigest()
         self._version = self._lowest_version = version
+
+    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
+        """Show installed weights by name.
+
+        Raises:
+            EngineNotReadyError: no whole version is installed.
+            KeyError: a name that was never installed.
+        """
+        if self._version is None:
+            raise EngineNotReadyError
+        return self._read(names)
+
+    def invalidate(self) -> None:
+        """Take the installed weights for torn, as after an install that failed."""
+        self._version = None
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take requests, all or none; they start at the next `step`.
@@ -166,6 +182,20 @@ class ScriptedEngine:
         found = [key for key in dict.fromkeys(keys) if key in self._running]
         return [self._running.pop(key).completion(FinishReason.ABORT) for key in found]
 
+    def _read(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
+        for name in names:
+            if name not in self._weights:
+                raise KeyError(f"the model has no weight `{name}`")
+            yield name, self._weights[name]
+
+    def _kept(self, name: str, value: "Tensor") -> "Tensor":
+        """Copy a weight in place, where it is what it was."""
+        own = self._weights.get(name)
+        if own is None or (own.shape, own.dtype) != (value.shape, value.dtype):
+            own = self._weights[name] = value.detach().cpu().clone()
+            return own
+        return own.copy_(value.detach())
+
     def _check_weight(self, name: str, shape: tuple[int, ...]) -> None:
         if self._shapes is None:
             return
@@ -210,5 +240,5 @@ def _raw_bytes(value: "Tensor") -> bytes:
     """Return a tensor's bytes in C order, whatever its dtype."""
     import torch  # noqa: PLC0415 - whoever has a tensor has imported it; others are spared seconds
 
-    flat = value.detach().cpu().contiguous().reshape(-1)
+    flat = value.contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().data)

@@ -1,6 +1,6 @@
 """Continuous batching over Hugging Face causal language models: the embedded engine, on a CPU or one GPU."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,10 @@ class Network(Protocol):
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights in place."""
+        ...
+
+    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show weights by name."""
         ...
 
 
@@ -77,6 +81,21 @@ class BatchingEngine:
         self._decoder.load(weights)
         self._batching.weights_changed()
         self._version = self._lowest_version = version
+
+    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show installed weights by name, without a copy.
+
+        Raises:
+            EngineNotReadyError: no whole version is installed.
+            KeyError: a name the model does not have.
+        """
+        if self._version is None:
+            raise EngineNotReadyError
+        return self._decoder.weights(names)
+
+    def invalidate(self) -> None:
+        """Take the installed weights for torn, as after an install that failed."""
+        self._version = None
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take requests, all or none; they start at the next `step`.

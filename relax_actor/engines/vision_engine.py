@@ -86,6 +86,10 @@ class VisionNetwork:
         """Copy weights in place; raises as `relax_actor.engines.decoder.Decoder.load`."""
         self._loader.load(weights)
 
+    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show weights by name; raises `KeyError` for one the model does not have."""
+        return self._loader.read(names)
+
     def check_images(self, request: Request) -> None:
         """Refuse a prompt whose placeholders are not those of its images.
 

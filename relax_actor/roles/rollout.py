@@ -1,7 +1,7 @@
 """The rollout: leases prompts, samples them, streams every sample out as it finishes.
 
-`step` is one decode step, between messages. A newer policy version is pulled out of shared memory and
-installed between two decode steps, without dropping the samples in flight; the trainer takes no part.
+`step` is one decode step, between messages. A newer policy version is pulled and installed between two decode
+steps (`dcs.replica`), without dropping the samples in flight; the trainer takes no part.
 """
 
 import json
@@ -9,14 +9,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from relax_actor.actor import Actor, Reply
+from relax_actor.actor import Reply
 from relax_actor.config import Config
-from relax_actor.dcs import PolicyCorruptError, PolicyMissingError, PolicyReceiver
+from relax_actor.dcs.disk import DiskSource
+from relax_actor.dcs.loans import Lender
+from relax_actor.dcs.peer import PeerSource
+from relax_actor.dcs.receiver import PolicyReceiver
+from relax_actor.dcs.replica import LOOK_S, Replica
+from relax_actor.dcs.source import PolicySource, SharedMemorySource
+from relax_actor.dcs.turns import InstallTurns
+from relax_actor.devices import CPU, host_gpus, rollout_device
 from relax_actor.engines.base import PLACEHOLDER_IDS, Completion, Engine, Request, SamplingParams
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
+from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
@@ -24,11 +33,14 @@ from transport.shm import ShmSpace
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
 
+STORE = "store-0"
+"""Who stages policy versions to this host's GPUs."""
+
 SPAN_S = 0.5
 """Generating is reported in stretches of at most this."""
 
 
-class Rollout(Actor):
+class Rollout(LendingActor):
     """One replica of the policy that samples.
 
     Args:
@@ -39,23 +51,26 @@ class Rollout(Actor):
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
         space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._receiver = PolicyReceiver(space)
         self._reader, self._writer = RowReader(space), RowWriter(space, self.ctx.holder)
-        self._engine = make_engine(config, stop_token_ids)
+        self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
+        self._engine = make_engine(config, stop_token_ids, self._device)
+        self.lender = Lender(self._engine)
+        self._weights = self._replica(space)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
         self._putting: list[tuple[Reply[list[Put]], list[SampleReady]]] = []
         self._busy_since: float | None = None
+        self._is_active = False  # whether this incarnation has ever had a whole version
 
     def step(self) -> float | None:
         """Install what is newer, take prompts, decode one token of every sample in flight."""
-        self._install_newest()
+        self._refresh_weights()
         self._take_prompts()
         self._settle_puts()
-        if not self._engine.in_flight:
+        if not self._engine.in_flight or not self._weights.can_sample:
             self._report_busy(idle=True)
-            return None
+            return LOOK_S if self._weights.is_behind else None
         self._busy_since = self._busy_since or time.time()
         finished = self._engine.step()
         point("first_token")
@@ -69,23 +84,35 @@ class Rollout(Actor):
 
     # -- weights --------------------------------------------------------------------------------
 
-    def _install_newest(self) -> None:
-        newest, current = self._receiver.latest(), self._engine.version
-        if newest is None or (current is not None and newest <= current):
-            return
-        started = time.monotonic()
-        try:
-            with self.ctx.events.span("install", version=newest), self._receiver.open() as snapshot:
-                snapshot.verify()
-                self._engine.install(snapshot.version, snapshot.tensors())
-        except (PolicyMissingError, PolicyCorruptError) as error:
-            self.ctx.events.emit("install_refused", version=newest, reason=str(error))
-            return  # never sampled from; the next step looks again
-        version = self._engine.version
-        self.ctx.events.emit("policy_installed", version=version, seconds=time.monotonic() - started)
-        if current is None:
+    def _replica(self, space: ShmSpace) -> Replica:
+        receiver, replicas = PolicyReceiver(space), self._config.rollout.replicas
+        sources: list[PolicySource] = [
+            SharedMemorySource(receiver),
+            PeerSource(ActorPeers(self.ctx, replicas)),
+            DiskSource(self.ctx.run_dir / "checkpoints"),
+        ]
+        if self._device != CPU and self._config.rollout.engine != "scripted":
+            sources += gpu_sources(self.ctx, space, STORE)
+        return Replica(
+            self._engine,
+            sources,
+            announced=receiver.latest,
+            lender=self.lender,
+            turns=InstallTurns(space, replicas),
+            max_staleness=self._config.run.max_staleness,
+            events=self.ctx.events,
+        )
+
+    def _refresh_weights(self) -> None:
+        was_active = self._is_active
+        self._weights.refresh()
+        self._is_active = was_active or self._weights.can_sample
+        if self._is_active and not was_active:
             self.ctx.events.emit(
-                "child_active", child=self.ctx.name, incarnation=self.ctx.incarnation, policy_version=version
+                "child_active",
+                child=self.ctx.name,
+                incarnation=self.ctx.incarnation,
+                policy_version=self._engine.version,
             )
 
     # -- prompts --------------------------------------------------------------------------------
@@ -95,7 +122,7 @@ class Rollout(Actor):
             reply, self._asking = self._asking, None
             if reply.exception() is None:  # else the queue is away: ask its next incarnation
                 self._start(reply.result())
-        if self._asking is None and self._engine.free_slots > 0:
+        if self._asking is None and self._engine.free_slots > 0 and not self._weights.is_behind:
             self._asking = self._queue.within(PARK_S * 2).ask(
                 TransferQueue.lease_prompts,
                 self.ctx.holder,
@@ -106,6 +133,8 @@ class Rollout(Actor):
             )
 
     def _start(self, leased: Leased) -> None:
+        if leased.policy_version is not None:
+            self._weights.told(leased.policy_version)
         for lease in leased.prompts:
             point("leased")
             self._forget(lease)
@@ -199,8 +228,11 @@ def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval:
     )
 
 
-def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
-    """Make the engine that the configuration names; torch is imported only where it is needed."""
+def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:
+    """Make the engine that the configuration names on torch's `device`, which becomes the current one.
+
+    torch is imported only where it is needed.
+    """
     rollout = config.rollout
     if rollout.engine == "scripted":
         from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
@@ -212,6 +244,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             stop_token_id=stop_token_ids[0],
             token_s=rollout.scripted_token_s,
         )
+    _make_current(device)
     if "vision_config" in model_config(config):
         from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
 
@@ -222,6 +255,7 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
             dtype=config.model.dtype,
             deterministic=rollout.deterministic,
             threads=rollout.threads,
+            device=device,
         )
     from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
 
@@ -232,7 +266,15 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
         dtype=config.model.dtype,
         deterministic=rollout.deterministic,
         threads=rollout.threads,
+        device=device,
     )
+
+
+def _make_current(device: str) -> None:
+    if device != CPU:
+        import torch  # noqa: PLC0415 - only where there are GPUs
+
+        torch.cuda.set_device(device)
 
 
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
-from relax_actor.dcs.publisher import PolicyPublisher
 from relax_actor.dcs.receiver import PolicyReceiver
+from relax_actor.devices import CPU, host_gpus, trainer_device
 from relax_actor.errors import RemoteError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
@@ -22,6 +22,7 @@ from relax_actor.rl.advantage import group_advantages, has_signal
 from relax_actor.rl.batching import plan_updates
 from relax_actor.rl.staleness import histogram
 from relax_actor.roles import verdict
+from relax_actor.roles.publishing import make_publishing
 from relax_actor.roles.queue import HopelessRunError, TransferQueue
 from relax_actor.roles.step_stats import StepStats
 from relax_actor.roles.trainer_past import TrainerPast
@@ -47,14 +48,15 @@ class Trainer(Actor):
 
     def __init__(self, config: Config, resume: str = "") -> None:
         self._config = config
-        self._backend = make_backend(config)
+        device = trainer_device(config.train.device, host_gpus())
+        self._backend = make_backend(config, device)
         self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(self._space)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
-        self._publisher = PolicyPublisher(self._space)
+        self._publishing = make_publishing(self.ctx, self._space, config.dcs, device)
         self._version = self._past.next_version(PolicyReceiver(self._space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
@@ -82,9 +84,10 @@ class Trainer(Actor):
         return 0.0
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
-        """Keep what was trained since the last checkpoint, unless a step is half done."""
+        """Keep what was trained since the last checkpoint, unless a step is half done; publish no more."""
         if self._is_between_steps and self._step > self._saved_step:
             self._checkpoint()
+        self._publishing.close()
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -108,6 +111,7 @@ class Trainer(Actor):
             self._say_step(batch, stats)
             if self._is_checkpoint_due():
                 self._checkpoint()
+        self._publishing.flush()
         yield from self._until_finished()
         self._checkpoint()
 
@@ -145,6 +149,7 @@ class Trainer(Actor):
                     stats.add(self._backend.accumulate(microbatch))
                     yield None
                 self._is_between_steps = False
+                self._publishing.before_update()
                 stats.updated(self._backend.finish_update())
         point("trained")
 
@@ -196,16 +201,8 @@ class Trainer(Actor):
         ]
 
     def _publish(self) -> None:
-        started = time.monotonic()
         self._past.note_version(self._version)  # first, so that none is published twice
-        manifest = self._publisher.publish(self._version, self._step, self._backend.weights())
-        self.ctx.events.emit(
-            "policy_published",
-            version=self._version,
-            step=self._step,
-            seconds=time.monotonic() - started,
-            nbytes=sum(bucket.nbytes for bucket in manifest.buckets),
-        )
+        self._publishing.publish(self._version, self._step, self._backend.weights())
 
     def _is_checkpoint_due(self) -> bool:
         every = self._config.train.checkpoint_every
@@ -247,13 +244,18 @@ def _raise_refusal(reply: Reply[Any]) -> None:
         raise error
 
 
-def make_backend(config: Config) -> TrainerBackend:
-    """Make the training backend that the configuration names."""
-    from relax_actor.trainers.torch_backend import TorchBackend  # noqa: PLC0415 - torch, once, in the trainer
+def make_backend(config: Config, device: str = CPU) -> TrainerBackend:
+    """Make the training backend that the configuration names, on torch's `device`."""
+    import torch  # noqa: PLC0415 - once, in the trainer
 
+    from relax_actor.trainers.torch_backend import TorchBackend  # noqa: PLC0415
+
+    if device != CPU:
+        torch.cuda.set_device(device)
     return TorchBackend(
         config.model,
         config.train,
         temperature=config.rollout.temperature,
         total_steps=config.run.steps,
+        device=device,
     )

@@ -160,7 +160,9 @@ class Supervisor:
             return
         if ready and self._shell.finished is not None:
             raise StartFailed(self._shell.finished.reason)
-        late = [name for name in children_names(self._spec) if self._courier.incarnation_of(name) is None]
+        late = [
+            name for name in children_names(self._spec) if self._courier.caller.incarnation_of(name) is None
+        ]
         raise StartFailed(f"not ready after {timeout_s:g} s: {', '.join(late)}")
 
     def wait(self, timeout_s: float | None = None) -> Finished | None:
@@ -245,7 +247,7 @@ class Supervisor:
     def ref(self, name: str, actor: type[A]) -> Ref[A]:
         """Return a ref to an actor of the tree; it is logical and follows restarts."""
         del actor  # only tells the type checker whose endpoints these are
-        return Ref(name, self._courier)
+        return Ref(name, self._courier.caller)
 
     def add_child(self, supervisor: str, spec: ChildSpec | SupervisorSpec) -> None:
         """Append a child to a running supervisor and start it; does not wait until it is ready.

@@ -291,7 +291,7 @@ class TreeShell:
         self.handle(events.Failed(name=key[0], incarnation=key[1], exit=hung))
 
     def _ref(self, name: str) -> Ref[Any]:
-        return Ref(name, self._courier)
+        return Ref(name, self._courier.caller)
 
     def _hook_answered(self, decided: events.Decided) -> None:
         self._courier.run_soon(self.handle, decided)

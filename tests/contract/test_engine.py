@@ -7,17 +7,20 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
     Qwen3Config,
+    Qwen3VLConfig,
 )
 
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
 from relax_actor.engines.scripted import ScriptedEngine
 from relax_actor.engines.transformers_engine import TransformersEngine
+from relax_actor.engines.vision_engine import VisionEngine
 from relax_actor.protocol import FinishReason
 
 VOCABULARY, CONTEXT, SEED = 103, 96, 11
@@ -39,6 +42,34 @@ CONFIGS = {
     "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True),
     "llama": LlamaConfig(**TINY, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**TINY, tie_word_embeddings=True),
+    "vision": Qwen3VLConfig(
+        text_config=TINY
+        | {
+            "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "mrope_section": [2, 3, 3],
+                "mrope_interleaved": True,
+            },
+            "tie_word_embeddings": True,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "out_hidden_size": 64,
+            "intermediate_size": 16,
+            "num_heads": 1,
+            "patch_size": 4,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=0,
+        video_token_id=1,
+        vision_start_token_id=0,
+        vision_end_token_id=1,
+        tie_word_embeddings=True,
+    ),
 }
 REAL = ["qwen3", "llama", "qwen2"]
 
@@ -49,9 +80,10 @@ class Model:
     def __init__(self, folder: Path, config, seed: int) -> None:
         self.folder = folder
         config.save_pretrained(folder)
+        auto = AutoModelForImageTextToText if isinstance(config, Qwen3VLConfig) else AutoModelForCausalLM
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            self.model = auto.from_config(config, dtype=torch.float32).eval()
 
     def weights(self):
         return list(self.model.named_parameters())  # a tied head is not among them
@@ -76,6 +108,7 @@ def models(tmp_path_factory):
 @pytest.fixture
 def build(models):
     """Make an engine of a kind: `scripted`, an architecture, or `alone`, which is deterministic."""
+    classes = {"vision": VisionEngine}
 
     def make(kind="qwen3", *, slots=16, seed=SEED, installed=True, **changes):
         name = "qwen3" if kind in ("alone", "scripted") else kind
@@ -91,7 +124,8 @@ def build(models):
             )
         else:
             changes = {"dtype": "float32", "deterministic": kind == "alone", **changes}
-            engine = TransformersEngine(models[name][0].folder, seed=seed, slots=slots, **changes)
+            made = classes.get(kind, TransformersEngine)
+            engine = made(models[name][0].folder, seed=seed, slots=slots, **changes)
         if installed:
             engine.install(0, models[name][0].weights())
         return engine
@@ -99,9 +133,15 @@ def build(models):
     return make
 
 
-@pytest.fixture(params=["scripted", "qwen3", "llama", "alone"])
+@pytest.fixture(params=["scripted", "qwen3", "llama", "alone", "vision"])
 def kind(request):
     return request.param
+
+
+@pytest.fixture
+def policies(models, kind):
+    """Two policies of the kind's shape."""
+    return models[kind if kind in models else "qwen3"]
 
 
 @pytest.fixture
@@ -165,9 +205,9 @@ def test_a_fresh_engine_has_no_version_and_refuses_requests(build, kind):
         engine.step()
 
 
-def test_install_sets_the_version(engine, models):
+def test_install_sets_the_version(engine, policies):
     assert engine.version == 0
-    engine.install(3, models["qwen3"][0].weights()[:1])
+    engine.install(3, policies[0].weights()[:1])
     engine.install(3, [])
     assert engine.version == 3
 
@@ -179,17 +219,79 @@ def test_a_lower_version_is_refused_and_nothing_changes(engine):
     assert engine.version == 3
 
 
-def test_an_unknown_weight_or_a_wrong_shape_is_refused_until_a_whole_install(engine):
+def test_an_unknown_weight_or_a_wrong_shape_is_refused_until_a_whole_install(engine, policies):
+    norm = next(name for name, _ in policies[0].weights() if name.endswith("model.norm.weight"))
     with pytest.raises(KeyError, match=r"no\.such"):
         engine.install(1, [("no.such", torch.zeros(1))])
     assert engine.version is None
-    with pytest.raises(ValueError, match=r"model\.norm\.weight.*\[7\].*\[64\]"):
-        engine.install(1, [("model.norm.weight", torch.zeros(7))])
+    with pytest.raises(ValueError, match=rf"{norm}.*\[7\].*\[64\]"):
+        engine.install(1, [(norm, torch.zeros(7))])
     with pytest.raises(EngineNotReadyError):
         engine.submit([request()])
 
-    engine.install(1, [("model.norm.weight", torch.ones(64))])
+    engine.install(1, [(norm, torch.ones(64))])
     engine.submit([request()])
+
+
+def half_of(weights):
+    """Break off in the middle, as a source that is lost does."""
+    yield from weights[: len(weights) // 2]
+    raise ConnectionError("the source is lost")
+
+
+def test_an_install_that_breaks_off_leaves_torn_weights_from_which_nothing_is_sampled(engine, policies):
+    engine.submit([request(max_new=3)])
+    for version in (1, 2):
+        with pytest.raises(ConnectionError):
+            engine.install(version, half_of(policies[1].weights()))
+        assert engine.version is None
+        for refused in (engine.step, lambda: engine.submit([request(group=1)]), lambda: engine.weights([])):
+            with pytest.raises(EngineNotReadyError):
+                refused()
+        assert engine.in_flight == 1
+
+
+def test_samples_in_flight_keep_their_tokens_while_the_weights_are_torn_and_go_on(engine, policies):
+    engine.submit([request(max_new=4)])
+    engine.step()
+    with pytest.raises(ConnectionError):
+        engine.install(1, half_of(policies[1].weights()))
+    engine.install(2, policies[1].weights())
+
+    assert drain(engine)[0, 0].versions.tolist() == [0, 2, 2, 2]
+
+
+def test_torn_weights_may_go_back_to_the_version_before(engine, policies):
+    with pytest.raises(ConnectionError):
+        engine.install(1, half_of(policies[1].weights()))
+    engine.install(0, policies[0].weights())
+    assert engine.version == 0
+
+
+def test_weights_that_are_read_back_are_those_that_were_installed(engine, policies):
+    for version, policy in enumerate(policies):
+        engine.install(version, policy.weights())
+        published = dict(policy.weights())
+        found = dict(engine.weights(published))
+        assert list(found) == list(published)
+        assert all(torch.equal(found[name], published[name]) for name in published)
+
+
+def test_a_weight_nobody_installed_cannot_be_read_back(engine):
+    with pytest.raises(KeyError, match=r"no\.such"):
+        list(engine.weights(["no.such"]))
+
+
+def test_invalid_weights_are_torn(engine, policies):
+    engine.submit([request(max_new=2)])
+    engine.step()
+    engine.invalidate()
+
+    assert engine.version is None
+    with pytest.raises(EngineNotReadyError):
+        engine.step()
+    engine.install(1, policies[1].weights())
+    assert drain(engine)[0, 0].versions.tolist() == [0, 1]
 
 
 def test_slots_are_counted_and_used_again(engine):
@@ -566,6 +668,12 @@ def test_token_ids_the_model_does_not_have_are_refused(build, changes):
 def test_the_context_may_be_shorter_than_the_models(build):
     done = run(build(context=10), [request(max_new=100)])
     assert len(done[0, 0].tokens) == 6
+
+
+def test_weights_are_read_back_in_the_engines_element_type(build, models):
+    weights = models["qwen3"][0].weights()
+    for name, value in build(dtype="bfloat16").weights([name for name, _ in weights]):
+        assert torch.equal(value, dict(weights)[name].to(torch.bfloat16))
 
 
 def test_bfloat16_stays_close_to_float32(build, models):

@@ -14,16 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import zmq
 from sample_actors import Counter, Relay
 
-from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec, app
+from relax_actor.config import Config, DataConfig, DcsConfig, ModelConfig
+from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.errors import ActorDied, StartFailed
 from relax_actor.node.lease import LeaseTerms
+from relax_actor.roles.store import PolicyStore
 from relax_actor.supervision.hosts import Host
 from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
@@ -337,6 +342,42 @@ def test_hosts_may_have_ipv6_addresses(network6, tmp_path):
     relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
     with tree_on(network6, tmp_path, hosts, counter_on("a"), relay) as tree:
         assert tree.ref("relay", Relay).ask(Relay.add_via, "counter", 1).result() == 1
+
+
+def weights_of(version):
+    return [(f"t{index}", np.full(200_000, version * 10 + index, np.int32)) for index in range(6)]
+
+
+def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_them_is_left(network, tmp_path):
+    hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
+    config = Config(
+        model=ModelConfig(path="unused"), data=DataConfig(path="unused"), dcs=DcsConfig(patience_s=1.0)
+    )
+    stores, run_id = app.stores(config, ["a", "b"]), secrets.token_hex(4)
+    here, there = (ShmSpace(run_id, host.shm_root) for host in hosts)
+    receiver = PolicyReceiver(there)
+    with (
+        tree_on(network, tmp_path, hosts, *stores, run_id=run_id) as tree,
+        PolicyPublisher(here, bucket_bytes=1 << 20) as publisher,
+    ):
+        for version in range(4):
+            publisher.publish(version, version, weights_of(version))
+            if version == 2:
+                network.cut("b")
+                time.sleep(TERMS.ttl_s / 3)  # the length of the outage, below that of a lease
+                network.heal("b")
+            eventually(lambda version=version: receiver.latest() == version)
+            with receiver.open() as snapshot:
+                snapshot.verify()
+                last = [int(array[-1]) for _, array in snapshot.arrays()]
+            assert last == [version * 10 + i for i in range(6)]
+        tree.ref("store-1", PolicyStore).ask(PolicyStore.status).result()
+        os.kill(tree.pid("store-1"), signal.SIGKILL)
+        publisher.publish(4, 4, weights_of(4))
+        eventually(lambda: receiver.latest() == 4)
+        assert len(there.names("dcs")) == len(here.names("dcs"))
+    assert [event["version"] for event in events_of(tree, "policy_relayed")] == [0, 1, 2, 3, 4]
+    assert here.names() == there.names() == []
 
 
 HEAD = """

@@ -203,7 +203,7 @@ def test_dead_letters_are_kept_with_their_reason(a):
 
 def test_an_unknown_question_is_refused(tree):
     with pytest.raises(CallRefused, match="no query 'weather'"):
-        tree._courier.query("a", "weather", str, 5.0).result()
+        tree._courier.caller.query("a", "weather", str, 5.0).result()
 
 
 # -- circles ----------------------------------------------------------------------------------------------

@@ -48,8 +48,9 @@ def read_until(hub, condition, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
-        if poller.poll(1.0):
+        if not hub.rest() or poller.poll(1.0):
             hub.read()
+        hub.wake()
     poller.close()
 
 

@@ -414,6 +414,20 @@ def test_a_swept_run_can_be_published_into_again(publisher, space, receiver):
     assert numbers(receiver.open())[0] == 300
 
 
+def test_after_a_sweep_old_and_new_readers_are_told(publisher, space):
+    publisher.publish(PolicyVersion(0), 0, policy(0))
+    old, late = PolicyReceiver(space), PolicyReceiver(space)
+    assert old.latest() == 0
+    space.sweep()
+    assert late.latest() is None
+
+    publisher.publish(PolicyVersion(1), 0, policy(1))
+
+    assert old.latest() == late.latest() == publisher.latest() == 1
+    with pytest.raises(PublisherActiveError):
+        PolicyPublisher(space)
+
+
 @st.composite
 def arrays(draw):
     dtype = np.dtype(draw(st.sampled_from(NUMPY_DTYPES)).value)

@@ -1,0 +1,44 @@
+"""Which device an actor computes on. Pure, but for `host_gpus`, which counts files and imports nothing.
+
+`auto` is a GPU where the host has some, and the CPU elsewhere. The trainer has the first GPU; rollouts take
+the others in turn, or the first one too where it is the only one.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CPU = "cpu"
+AUTO = "auto"
+_CARD = re.compile(r"nvidia\d+")
+
+
+def host_gpus(env: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """Count the GPUs that this process could see, without a driver's library."""
+    cards = sum(bool(_CARD.fullmatch(path.name)) for path in devices.glob("nvidia*"))
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return cards
+    return min(cards, sum(bool(each.strip()) and each.strip() != "-1" for each in visible.split(",")))
+
+
+def trainer_device(setting: str, gpus: int) -> str:
+    """Return torch's name of the trainer's device.
+
+    Args:
+        setting: `auto`, `cpu`, `cuda` or `cuda:N`.
+        gpus: how many the host has.
+    """
+    if setting == AUTO:
+        return "cuda:0" if gpus else CPU
+    return "cuda:0" if setting == "cuda" else setting
+
+
+def rollout_device(setting: str, replica: int, gpus: int) -> str:
+    """Return torch's name of a replica's device; see `trainer_device`."""
+    if setting not in {AUTO, "cuda"}:
+        return setting
+    if not gpus:
+        return CPU if setting == AUTO else "cuda:0"
+    return f"cuda:{1 + replica % (gpus - 1)}" if gpus > 1 else "cuda:0"

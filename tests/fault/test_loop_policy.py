@@ -1,0 +1,150 @@
+"""A replica gets its policy version whatever is left of the run, and the trainer takes no part."""
+
+import os
+import signal
+
+import pytest
+from loop_run import (
+    assert_active_at_the_end,
+    assert_kept_its_promises,
+    assert_trained_in_order,
+    assert_trainer_went_on,
+    kills,
+)
+
+from relax_actor.faults import Action, Fault
+from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+VICTIM = "rollout/0"
+
+
+class StoppedTrainer:
+    """Stops the trainer after some steps, kills a rollout, and lets the trainer go on once it is back.
+
+    Args:
+        after_step: how many.
+        sweep: remove all policy versions from shared memory while the trainer is stopped.
+        lives: which incarnation of the rollout has to come back.
+    """
+
+    def __init__(self, *, after_step=2, sweep=False, lives=2):
+        self._after_step, self._sweep, self._lives = after_step, sweep, lives
+        self.stopped_at = self.continued_at = 0.0
+        self._trainer = 0
+
+    def __call__(self, folder):
+        events, _ = read_events(folder / "events.jsonl")
+        if not self.stopped_at:
+            self._stop_when_due(events)
+        elif not self.continued_at:
+            back = [each for each in events if each["kind"] == "child_active" and each["child"] == VICTIM]
+            if back and back[-1]["incarnation"] >= self._lives:
+                self.continued_at = back[-1]["m"]
+                os.kill(self._trainer, signal.SIGCONT)
+
+    def _stop_when_due(self, events):
+        steps = [event for event in events if event["kind"] in {"step", "checkpoint_saved"}]
+        if not steps or steps[-1]["step"] < self._after_step:
+            return
+        spawned = {event["child"]: event for event in events if event["kind"] == "child_spawned"}
+        self._trainer = spawned["trainer"]["pid"]
+        os.kill(self._trainer, signal.SIGSTOP)
+        self.stopped_at = max(event["m"] for event in events)
+        if self._sweep:
+            space = ShmSpace(next(event["run_id"] for event in events if "run_id" in event))
+            space.sweep("dcs")
+            space.sweep("dcs-latest")
+        os.kill(spawned[VICTIM]["pid"], signal.SIGKILL)
+
+    def installed(self, run):
+        """Return what the victim's last life installed while the trainer was stopped."""
+        return [
+            event
+            for event in run.of("policy_installed", actor=VICTIM, inc=self._lives)
+            if self.stopped_at <= event["m"] <= self.continued_at
+        ]
+
+
+@pytest.mark.parametrize("engine", ["scripted", "transformers"])
+def test_a_killed_rollout_is_brought_to_the_current_version_while_the_trainer_is_stopped(run_loop, engine):
+    """I4, I5, I7: the trainer takes no part."""
+    stopped = StoppedTrainer()
+    run = run_loop(on_tick=stopped, rollout={"engine": engine}, run={"steps": 6})
+    assert stopped.continued_at, run.log
+    assert_kept_its_promises(run)
+    assert_trained_in_order(run)
+    assert_trainer_went_on(run)
+    assert_active_at_the_end(run, VICTIM)
+    newest = max(event["version"] for event in run.of("policy_published") if event["m"] < stopped.stopped_at)
+    assert [(event["version"] >= newest, event["route"]) for event in stopped.installed(run)] == [
+        (True, "shared_memory")
+    ]
+    assert not [e for e in run.of("step") if stopped.stopped_at + 0.5 < e["m"] < stopped.continued_at]
+
+
+@pytest.mark.parametrize("engine", ["scripted", "transformers"])
+def test_with_shared_memory_gone_a_rollout_borrows_from_the_other_one(run_loop, engine):
+    """I4, I5, I7: also if it is killed while it does; later versions come through shared memory again."""
+    stopped = StoppedTrainer(sweep=True, lives=4)
+    plan = [
+        Fault(actor=VICTIM, point="install_bucket", incarnation=2),
+        Fault(actor=VICTIM, point="install_copied", incarnation=3),
+    ]
+    run = run_loop(plan=plan, on_tick=stopped, rollout={"engine": engine}, run={"steps": 6})
+    assert stopped.continued_at, run.log
+    assert run.killed == [VICTIM] * 3
+    assert_kept_its_promises(run)
+    assert_trained_in_order(run)
+    assert_trainer_went_on(run)
+    first = stopped.installed(run)[0]
+    assert (first["route"], first["failed_routes"]) == ("peer", ["shared_memory"])
+    assert run.of("policy_installed", actor=VICTIM, inc=4)[-1]["route"] == "shared_memory"
+
+
+def test_with_all_of_it_gone_a_rollout_reads_the_newest_checkpoint(run_loop):
+    """I4, I7: and goes on to newer versions from there."""
+    stopped = StoppedTrainer(sweep=True)
+    run = run_loop(
+        on_tick=stopped,
+        rollout={"replicas": 1, "engine": "transformers"},
+        run={"steps": 5},
+        train={"checkpoint_every": 1},
+    )
+    assert stopped.continued_at, run.log
+    assert_kept_its_promises(run)
+    assert_trained_in_order(run)
+    assert_trainer_went_on(run)
+    assert stopped.installed(run)[0]["route"] == "disk"
+
+
+def test_a_rollout_whose_lender_dies_takes_what_is_left(run_loop):
+    """I5, I7: the lender is killed at its first part; the borrower reads the checkpoint."""
+    stopped = StoppedTrainer(sweep=True)
+    plan = kills("rollout/1", "policy_lent")
+    run = run_loop(plan=plan, on_tick=stopped, run={"steps": 5}, train={"checkpoint_every": 1})
+    assert stopped.continued_at, run.log
+    assert sorted(run.killed) == [VICTIM, "rollout/1"]
+    assert_kept_its_promises(run)
+    assert_trained_in_order(run)
+    assert stopped.installed(run)[0]["route"] == "disk"
+
+
+def test_one_rollout_decodes_on_while_the_other_one_installs(run_loop):
+    """I3: the pool never stands still, and who waited for its turn says so."""
+    slow = Fault(actor=VICTIM, point="install_copied", nth=3, action=Action.DELAY, seconds=1.0)
+    run = run_loop(
+        plan=[slow],
+        run={"steps": 6, "max_staleness": 3},
+        rollout={"scripted_token_s": 0.2, "max_new_tokens": 12},
+    )
+    assert_kept_its_promises(run)
+    assert_trained_in_order(run)
+    waited = [event for event in run.of("policy_installed", actor="rollout/1") if event["waited_s"] > 0]
+    assert waited, run.log
+    install = max(run.of("span", name="install", actor=VICTIM), key=lambda span: span["dur_s"])
+    spans = run.of("span", name="generate", actor="rollout/1")
+    begin, end = install["start"], install["start"] + install["dur_s"]
+    assert any(span["start"] < end and span["start"] + span["dur_s"] > begin for span in spans)

@@ -1,0 +1,205 @@
+"""Hosts of one relay chain in one process: a folder of shared memory and a listener each, real streams."""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+
+from relax_actor.dcs import PolicyPublisher, PolicyReceiver
+from relax_actor.dcs.relay.chain import Chain
+from relax_actor.dcs.relay.pulling import Puller
+from relax_actor.dcs.relay.records import RelayError
+from relax_actor.dcs.relay.serving import ServingLink
+from relax_actor.dcs.shelf import Shelf
+from relax_actor.dcs.store import HostStore
+from relax_actor.errors import CallTimeout, Executed
+from relax_actor.ids import PolicyVersion
+from transport.errors import TransportError
+from transport.shm import ShmSpace
+from transport.stream import Stream, StreamListener
+
+PATIENCE_S = 1.0
+
+
+def weights(version, *, tensors=6, elements=1000):
+    return [(f"t{i}", np.full(elements, version * 10 + i, np.int32)) for i in range(tensors)]
+
+
+def eventually(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+    return found
+
+
+class PausableStore(HostStore):
+    """A store whose buckets are on their way for as long as a test wants."""
+
+    paused = False
+
+    def holds(self, version, bucket):
+        return super().holds(version, bucket) and not (self.paused and bucket)
+
+
+class RelayHost:
+    """One host. `before` are the hosts that come before it in the chain, the publisher's first."""
+
+    def __init__(
+        self, name, space, before=(), *, keep=2, budget_bytes=0, patience_s=PATIENCE_S, proxies=None
+    ):
+        self.name, self.space, self.before = name, space, tuple(before)
+        self.events = []
+        self.links = []
+        self.failure = None
+        self._patience_s = patience_s
+        shelf = Shelf(space, keep=keep, budget_bytes=budget_bytes) if before else None
+        self.store = PausableStore(space, shelf)
+        self.receiver = PolicyReceiver(space)
+        self.listener = StreamListener("127.0.0.1", patience_s)
+        self.away = False  # whether it does not answer
+        self.proxies = proxies or {}  # by upstream: takes the address, gives another
+        self._closed = threading.Event()
+        self.puller = None
+        if before:
+            chain = Chain([host.name for host in before], suspect_s=patience_s * 4)
+            self.puller = Puller(self.store, chain, self.dial, self.emit, retry_s=0.02)
+            target = self.pull
+        else:
+            target = self.look
+        self._thread = threading.Thread(target=target, daemon=True)
+
+    def start(self):
+        self._thread.start()
+        return self
+
+    def emit(self, kind, /, **fields):
+        self.events.append({"kind": kind, **fields})
+
+    def of(self, kind):
+        return [event for event in self.events if event["kind"] == kind]
+
+    def look(self):
+        while not self._closed.wait(0.005):
+            self.store.look()
+
+    def pull(self):
+        try:
+            self.puller.run()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.failure = error
+
+    def dial(self, name, epoch):
+        upstream = next(host for host in self.before if host.name == name)
+        if upstream.away:
+            raise CallTimeout(name, "link", self._patience_s, Executed.NO, "it is away")
+        link = ServingLink(upstream.store, self.name, epoch, alive_s=self._patience_s / 4)
+        upstream.links.append(link)
+        ticket = upstream.listener.ticket(lambda stream: upstream.serve(link, stream))
+        address = self.proxies.get(name, lambda address: address)(upstream.listener.address)
+        return Stream.connect(address, ticket, self._patience_s)
+
+    def serve(self, link, stream):
+        with suppress(TransportError, RelayError):
+            link.run(stream)
+
+    def cut(self):
+        """All links of this host, up and down, break."""
+        for link in self.links:
+            link.close()
+
+    def has(self, version):
+        return self.receiver.latest() == version
+
+    def values(self, version=None):
+        """The first element of every tensor of a version, all of which was verified."""
+        with self.receiver.open(version) as snapshot:
+            snapshot.verify()
+            found = []
+            for _, array in snapshot.arrays():
+                assert (array == array[0]).all()
+                found.append(int(array[0]))
+        return snapshot.version, found
+
+    def close(self):
+        self._closed.set()
+        self.listener.close()
+        self.cut()
+        if self.puller is not None:
+            self.puller.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self.store.close()
+
+
+class RelayPlay:
+    """Hosts `a` (the publisher's), `b`, `c`, … of one run."""
+
+    def __init__(self, root, run_id):
+        self._root, self._run_id = root, run_id
+        self.hosts = []
+        self._publisher = None
+
+    def space(self, name):
+        folder = self._root / name
+        folder.mkdir(exist_ok=True)
+        return ShmSpace(self._run_id, folder)
+
+    def host(self, name, **settings):
+        host = RelayHost(name, self.space(name), self.hosts, **settings).start()
+        self.hosts.append(host)
+        return host
+
+    def chain(self, *names, **settings):
+        return [self.host(name, **settings) for name in names]
+
+    def publisher(self, **settings):
+        if self._publisher is None:
+            self._publisher = PolicyPublisher(self.space("a"), **{"bucket_bytes": 9000, **settings})
+        return self._publisher
+
+    def publish(self, version, **shape):
+        return self.publisher().publish(PolicyVersion(version), version, weights(version, **shape))
+
+    def close(self):
+        for host in reversed(self.hosts):
+            host.close()
+        if self._publisher is not None:
+            self._publisher.close()
+
+
+class FlippingProxy:
+    """Passes bytes on, and flips bits where it is told to.
+
+    Args:
+        flip: which bytes of the stream down to flip, counted from the first.
+    """
+
+    def __init__(self, flip):
+        self._flip = set(flip)
+        self.passed_bytes = 0
+
+    def __call__(self, address):
+        server = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._run, args=(server, address), daemon=True).start()
+        return type(address).tcp("127.0.0.1", server.getsockname()[1])
+
+    def _run(self, server, address):
+        with server:
+            down, _ = server.accept()
+        up = socket.create_connection((address.host, address.port))
+        threading.Thread(target=self._copy, args=(down, up), daemon=True).start()
+        self._copy(up, down, flips=True)
+
+    def _copy(self, source, target, *, flips=False):
+        with suppress(OSError), source, target:
+            while data := bytearray(source.recv(65536)):
+                if flips:
+                    for index in [each for each in self._flip if 0 <= each - self.passed_bytes < len(data)]:
+                        self._flip.discard(index)
+                        data[index - self.passed_bytes] ^= 1
+                    self.passed_bytes += len(data)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

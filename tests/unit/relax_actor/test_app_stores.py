@@ -1,0 +1,25 @@
+"""Which hosts of a run get a store."""
+
+from relax_actor import app
+from relax_actor.config import Config, DataConfig, DcsConfig, ModelConfig
+from relax_actor.supervision.spec import SupervisorSpec, validate
+
+
+def config(**dcs):
+    return Config(model=ModelConfig(path="x"), data=DataConfig(path="x"), dcs=DcsConfig(**dcs))
+
+
+def test_one_host_has_no_store():
+    assert app.stores(config(), []) == app.stores(config(), ["a"]) == []
+
+
+def test_each_of_several_hosts_has_one_that_stays_there_in_the_order_of_the_hosts():
+    specs = app.stores(config(keep=3, budget_bytes=7, patience_s=2.0), ["a", "b", "c"], env={"X": "1"})
+    assert [(spec.id, spec.hosts, spec.env) for spec in specs] == [
+        (f"store-{index}", (host,), {"X": "1"}) for index, host in enumerate("abc")
+    ]
+    chain = ("store-0", "store-1", "store-2")
+    assert all(
+        spec.args == {"chain": chain, "keep": 3, "budget_bytes": 7, "patience_s": 2.0} for spec in specs
+    )
+    validate(SupervisorSpec(id="run", children=tuple(specs)))
