@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
     try:
         return _Process(config, spawn).run(codec.unpack(arguments))
     except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
-        with contextlib.suppress(OSError):  # the disk is full: the log may have room where a new file has not
+        with suppress(OSError):  # the disk is full: the log may have room where a new file has not
             Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
         traceback.print_exc()
         return 1
