@@ -81,6 +81,10 @@ class Calls:
             found = self._peers[name] = Peer(name)
         return found
 
+    def knows(self, name: str) -> bool:
+        """Whether this actor was ever called, or is up."""
+        return name in self._peers
+
     def find(self, name: str, call_id: int) -> Pending | None:
         """Return a call that has not ended."""
         peer = self.peer(name)

@@ -12,9 +12,10 @@ Invariants: those of `calls`; and records for `on_record` are handed over in the
 """
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from relax_actor.actor import wire
 from relax_actor.actor.bulk import NOTHING, BulkPool, BulkViews, Staged
@@ -48,6 +49,9 @@ from transport.errors import CodecError
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
 from transport.zmq_hub import Hub
+
+EARLY_BYTES: Final = 64 * 1024
+"""The most a death notice takes."""
 
 
 class Courier:
@@ -124,6 +128,7 @@ class Courier:
             callee=self._callee,
             refused=self.refused,
         )
+        self._news: set[socket.socket] = set()
         self.watch: Watch
 
     # -- lifetime -------------------------------------------------------------------------------
@@ -149,6 +154,16 @@ class Courier:
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `read`; see `Hub.rest`."""
         return self._hub.fileno()
+
+    def hear_early(self, news: socket.socket) -> None:
+        """Hear of deaths on this host as soon as they are felt, until the other end is closed.
+
+        Args:
+            news: not blocking; a datagram is a record. It is the courier's from now on.
+        """
+        with self._lock:
+            self._news.add(news)
+            self._hub.add_reader(news.fileno(), lambda: self._heard_early(news))
 
     def read(self) -> None:
         """Take in what has come, and tell callers whose calls ended; any thread."""
@@ -189,6 +204,8 @@ class Courier:
             self._pool.close()
             self._sockets.close()
             self._hub.close()
+            for news in self._news:
+                news.close()
         self._settle()
 
     # -- speaking; any thread ---------------------------------------------------------------------
@@ -269,6 +286,19 @@ class Courier:
                 return
             case _:
                 self.run_soon(self._on_record, peer, record, frames[1:])
+
+    def _heard_early(self, news: socket.socket) -> None:
+        """Take a death notice, for the calls in hand; the rest is done when it comes over the line."""
+        try:
+            frame = news.recv(EARLY_BYTES)
+        except BlockingIOError:
+            return
+        if not frame:
+            self._hub.remove_reader(news.fileno())
+            self._news.remove(news)
+            news.close()
+        elif isinstance(record := self._decode([frame]), Dying) and self._calls.knows(record.name):
+            self.caller.dying(record)
 
     def _heard_head(self, frames: Frames) -> None:
         record, frames = self._decode(frames), frames[1:]

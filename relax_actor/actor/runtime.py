@@ -62,15 +62,22 @@ TICK_S = 0.25
 """How often the I/O thread says on the status page that it runs."""
 
 
-def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
-    """Run one actor until it ends; return the process' exit code."""
+def main(config: NodeConfig, spawn: Spawn, arguments: Frames, settle: Callable[[], object]) -> int:
+    """Run one actor until it ends; return the process' exit code.
+
+    Args:
+        config: what all processes of the run have in common.
+        spawn: which actor.
+        arguments: its packed arguments.
+        settle: called before any code of the user runs.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the head's to interpret
     faulthandler.enable()  # a SIGSEGV leaves its stacks in the log
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faults.arm(spawn.name, spawn.incarnation)
     sys.path.extend(entry for entry in config.path if entry not in sys.path)
     try:
-        return _Process(config, spawn).run(codec.unpack(arguments))
+        return _Process(config, spawn, settle).run(arguments)
     except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
         with suppress(OSError):  # the disk is full: the log may have room where a new file has not
             Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
@@ -81,8 +88,8 @@ def main(config: NodeConfig, spawn: Spawn, arguments: Frames) -> int:
 class _Process(Callee):
     """One actor, its mailbox and its courier."""
 
-    def __init__(self, config: NodeConfig, spawn: Spawn) -> None:
-        self._spawn = spawn
+    def __init__(self, config: NodeConfig, spawn: Spawn, settle: Callable[[], object]) -> None:
+        self._spawn, self._settle = spawn, settle
         self.shm_root, self.listen = config.shm_root, config.listen
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._stop_reason = ""
@@ -111,7 +118,7 @@ class _Process(Callee):
         )
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
-    def run(self, arguments: dict[str, Any]) -> int:
+    def run(self, arguments: Frames) -> int:
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(self._selector)) as runner:
             return runner.run(self._run(arguments))
 
@@ -130,7 +137,7 @@ class _Process(Callee):
             head_line=line if config.is_remote else None,
         )
 
-    async def _run(self, arguments: dict[str, Any]) -> int:
+    async def _run(self, arguments: Frames) -> int:
         self._loop = asyncio.get_running_loop()
         self._turns.start(self._loop)
         self._promoted = self._loop.create_future()
@@ -138,7 +145,8 @@ class _Process(Callee):
         self._courier.start()
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
-            self._actor = self._execution.actor = self._turns.actor = self._construct(arguments)
+            self._settle()
+            self._actor = self._execution.actor = self._turns.actor = self._construct(codec.unpack(arguments))
             if self._spawn.is_spare:
                 await self._await_promotion()
             self._duty.start(self._holder)
@@ -167,8 +175,11 @@ class _Process(Callee):
         cls = load_target(self._spawn.target)
         actor = cls.__new__(cls)
         actor.ctx = self._context
-        args, kwargs = signature_of(cls.__init__).bind([], arguments)
-        actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        if cls.__init__ is not object.__init__:  # whose signature `inspect` would parse for milliseconds
+            args, kwargs = signature_of(cls.__init__).bind([], arguments)
+            actor.__init__(*args, **kwargs)  # type: ignore[misc]  # ctx had to be there first
+        elif arguments:
+            raise TypeError(f"{cls.__qualname__} takes no arguments, not {', '.join(arguments)}")
         return actor
 
     async def _await_promotion(self) -> None:

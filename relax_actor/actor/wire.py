@@ -38,6 +38,7 @@ class NodeConfig(Record, frozen=True, kw_only=True, tag="node_config"):
     listen: str = ""  # where the host's actors take calls of other hosts; empty: there are none
     lease: LeaseTerms = LeaseTerms()
     join_timeout_s: float = 120.0
+    early: int = -1  # descriptor for early words to a head on the same host; see `node.early`
 
     @property
     def run_mark(self) -> str:

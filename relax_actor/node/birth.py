@@ -1,9 +1,16 @@
-"""How a fresh process becomes an actor, whether a zygote forked it or an interpreter was started for it."""
+"""How a fresh process becomes an actor, whether a zygote forked it or an interpreter was started for it.
+
+What takes its time goes on beside the actor's own start, and is over before any code of the user runs: the
+move into the control group, for which the kernel waits until every processor has passed by (8 ms), and the
+adoption by the agent, which comes when the process between has ended.
+"""
 
 import io
 import os
 import sys
+import threading
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -28,19 +35,25 @@ def become(config: NodeConfig, spawn: Spawn, arguments: Frames, *, agent: int, p
     try:
         with suppress(PermissionError):  # one that has been exec'ed leads its group already
             os.setpgid(0, 0)
-        await_adoption(agent)
-        die_with_parent(agent)
         die_with_pipe(pipe)
-        cgroup.enter(spawn.cgroup)
+        move = threading.Thread(target=cgroup.enter, args=(spawn.cgroup,), name="cgroup")
+        move.start()
         _redirect(spawn.log)
         _set_oom_score(spawn.oom_score_adj)
         _set_environment(config, spawn, agent)
-        code = runtime.main(config, spawn, arguments)
+        code = runtime.main(config, spawn, arguments, partial(_settle, agent, move))
     finally:
         with suppress(Exception):  # nothing may keep this process from saying how it ended
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _settle(agent: int, move: threading.Thread) -> None:
+    """Return once this process is where it belongs; main thread, which the death signal is bound to."""
+    await_adoption(agent)
+    die_with_parent(agent)
+    move.join()
 
 
 def _redirect(log: str) -> None:

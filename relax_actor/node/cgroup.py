@@ -8,6 +8,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from relax_actor.node import process
+
 VARIABLE = "RELAX_ACTOR_CGROUPS"
 """`off` in the environment: make none."""
 
@@ -33,7 +35,12 @@ def root(run_id: str, agent: int, mounts: str | None = None, own: str | None = N
         return None
     folder = Path(where[0] + path[0])
     may = os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
-    return folder / f"{_PREFIX}{run_id}-{agent}" if may else None
+    return folder_of(folder, run_id, agent) if may else None
+
+
+def folder_of(parent: Path, run_id: str, agent: int) -> Path:
+    """Return the folder for the control groups of an agent's actors, in the agent's own control group."""
+    return parent / f"{_PREFIX}{run_id}-{agent}"
 
 
 class Cgroups:
@@ -58,16 +65,18 @@ class Cgroups:
         """Kill whatever is in an actor's control group and remove it; whether nothing is left."""
         return self._folder is None or _end(self._path(name, incarnation))
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """Kill and remove what is left of them all, also of the run's agents that have died.
 
-        What does not go at once is left for the next who closes.
+        Returns:
+            Whether nothing is left; what does not go at once is left for the next who closes.
         """
         for folder in self._closable():
             for path in folder.iterdir():
                 if path.is_dir():
                     _end(path)
             _end(folder)
+        return not self._closable()
 
     def _closable(self) -> list[Path]:
         if self._folder is None:
@@ -128,7 +137,7 @@ class OomWatch:
 
 
 def _is_of_a_living_agent(folder: Path) -> bool:
-    return Path("/proc", folder.name.rpartition("-")[2]).exists()
+    return process.start_time(int(folder.name.rpartition("-")[2])) is not None
 
 
 def _own_counter() -> Path:

@@ -18,10 +18,11 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Exited, NodeConfig, Promote, Record, Spawn
+from relax_actor.actor.wire import Dying, Exited, NodeConfig, Promote, Record, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
+from relax_actor.node.early import EarlyWord
 from relax_actor.node.watch import DeathWatch
 from transport.segment import Segment, SegmentError
 from transport.shm import ShmSpace
@@ -71,6 +72,7 @@ class Children:
         say: Callable[[Record], object],
     ) -> None:
         self._run_id, self._space, self._others, self._say = config.run_id, space, others, say
+        self._early = EarlyWord(config.early)
         self._children: dict[tuple[str, int], _Child] = {}
         self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
@@ -94,13 +96,17 @@ class Children:
         self._space.sweep(spawn.name, spawn.incarnation)
         self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
 
-    def add(self, spawn: Spawn, pid: int, segment: Segment) -> None:
-        """Watch an actor that was started."""
+    def add(self, spawn: Spawn, pid: int, segment: Segment) -> str:
+        """Watch an actor that was started; return why it cannot be, or nothing."""
         key = spawn.name, spawn.incarnation
-        watch = DeathWatch(segment, lambda: self._loop.call_soon_threadsafe(self._dying, key))
-        child = _Child(spawn, pid, os.pidfd_open(pid), segment, watch)
-        self._children[key] = child
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # dead, and reaped with a dead actor's strays
+            return _crash_text(spawn.crash) or "it ended as soon as it was born"
+        child = self._children[key] = _Child(spawn, pid, pidfd, segment, DeathWatch(segment))
+        child.watch.start(lambda: self._felt(child))
         self._loop.add_reader(child.pidfd, self._died, child)
+        return ""
 
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""
@@ -154,20 +160,23 @@ class Children:
 
     # -- deaths ---------------------------------------------------------------------------------
 
-    def _dying(self, key: tuple[str, int]) -> None:
+    def _felt(self, child: _Child) -> None:
+        """Say at once what the loop will say in its turn; the watch's thread."""
+        notice = _notice(child)
+        self._early.say(notice)
+        self._loop.call_soon_threadsafe(self._dying, child, notice)
+
+    def _dying(self, child: _Child, notice: Dying) -> None:
         """Tell the head, once, that an actor takes no more calls, and what its page says of them."""
-        child = self._children.get(key)
-        if child is None or child.is_dying:
-            return
-        child.is_dying = True
-        reason = process.ending_of(child.pid) or "it is ending"
-        self._say(page.dying(*key, reason, child.page()))
+        if not child.is_dying:
+            child.is_dying = True
+            self._say(notice)
 
     def _died(self, child: _Child) -> None:
         self._loop.remove_reader(child.pidfd)
         os.close(child.pidfd)
         child.watch.end()
-        self._dying(child.key)
+        self._dying(child, _notice(child))
         child.dead_since_s = time.monotonic()
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
         child.oom = self._oom_evidence(child)
@@ -243,6 +252,11 @@ class Children:
 
     def _mark(self, child: _Child) -> str:
         return strays.mark_of(self._run_id, *child.key)
+
+
+def _notice(child: _Child) -> Dying:
+    reason = process.ending_of(child.pid) or "it is ending"
+    return page.dying(*(child.promoted_to or child.key), reason, child.page())
 
 
 def _crash_text(path: str) -> str:

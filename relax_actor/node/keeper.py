@@ -24,8 +24,8 @@ from types import FrameType
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.node import agent, cgroup, process
-from relax_actor.node.names import END_NOW, make_socket_dir
+from relax_actor.node import agent, cgroup, early, process, remains
+from relax_actor.node.names import END_NOW
 from relax_actor.node.renewal import LeaseEnd
 from transport.clock import BootClock
 from transport.shm import ShmSpace
@@ -45,6 +45,7 @@ def main() -> None:
     length = int.from_bytes(sys.stdin.buffer.read(4), "little")
     config = _settled(msgspec.msgpack.decode(sys.stdin.buffer.read(length), type=NodeConfig))
     head = os.pidfd_open(config.head_pid) if os.getppid() == config.head_pid else -1
+    early.keep_from_children(config.early)
     process.become_subreaper()
     until = LeaseEnd()
     until.at_s = BootClock().monotonic() + config.join_timeout_s
@@ -62,13 +63,12 @@ def main() -> None:
 
 
 def _settled(config: NodeConfig) -> NodeConfig:
-    """Make the folders the host's processes write to, and say where they are."""
+    """Make the folders the host's processes write to, and say where they are; claim them for this run."""
     for folder in ("logs", "crash"):
         (Path(config.run_dir) / folder).mkdir(parents=True, exist_ok=True)
-    if config.socket_dir:
-        return config
-    socket_dir = str(make_socket_dir(f"{config.run_id}-{config.host}"))
-    return msgspec.structs.replace(config, socket_dir=socket_dir)
+    name = Path(config.socket_dir).name or f"{config.run_id}-{config.host}"
+    socket_dir, _held_for_life = remains.claim(name, config.run_id, config.shm_root)
+    return msgspec.structs.replace(config, socket_dir=str(socket_dir))
 
 
 def _be_agent(keeper: int, config: NodeConfig, until: LeaseEnd, head: int) -> None:

@@ -51,23 +51,25 @@ def kill_strays(mark: str, page_name: str, known: Container[int]) -> list[int]:
     return found
 
 
-def kill_orphans(run_id: str, agent: int) -> list[int]:
-    """SIGKILL what the actors of a dead agent left behind, whoever has adopted it; return the pids.
+def kill_orphans(run_id: str, agent: int | None = None) -> list[int]:
+    """SIGKILL what the actors of a dead agent, or of a dead run, left behind; return the pids.
 
     Only processes that were exec'ed can be told, and only one's own user's can be looked at.
     """
-    run, ours = f"{VARIABLE}={run_id}/".encode(), f"{AGENT_VARIABLE}={agent}".encode()
+    run = f"{VARIABLE}={run_id}/".encode()
+    ours = f"{AGENT_VARIABLE}={agent}".encode() if agent is not None else None
     return [pid for pid in process.everybody() if _kill_if(pid, run, ours)]
 
 
-def _kill_if(pid: int, run: bytes, ours: bytes) -> bool:
+def _kill_if(pid: int, run: bytes, ours: bytes | None) -> bool:
     try:
         pidfd = os.pidfd_open(pid)  # first: what is looked at and what is killed are then the same process
     except OSError:
         return False
     try:
         marks = _read(pid, "environ").split(b"\0")
-        is_ours = ours in marks and any(mark.startswith(run) for mark in marks)
+        is_run = any(mark.startswith(run) for mark in marks)
+        is_ours = is_run and (ours is None or ours in marks)
         if is_ours:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)

@@ -1,16 +1,21 @@
 """The process that forks actors: it has imported what they need, has one thread and touches no device.
 
-`python -P -m relax_actor.node.zygote FD AGENT_PID PIPE`: requests come over the socket FD as MessagePack
-[spawn record, argument frames...]; each is answered by [pid, error]. An actor is forked twice, so that it
-becomes a child of the node agent (a subreaper), which watches and reaps it; its death signal is set after
-that adoption and is thus bound to the agent's main thread. PIPE is the read end of the agent's death pipe.
+`python -P -m relax_actor.node.zygote FD AGENT_PID PIPE`, or a fork of the agent (see `zygotes`): requests
+come over the socket FD as MessagePack [spawn record, argument frames...]; each is answered by [pid, error].
+
+An actor is a fork of a fork, which ends and so leaves it to the node agent (a subreaper) to watch and reap;
+its death signal is set after that adoption and is thus bound to the agent's main thread. Requests that came
+together share the process between: a fork costs milliseconds where torch is loaded. What is imported stays
+frozen in the actor, too: a collection that looked at it would copy every page of it.
+
+PIPE is the read end of the agent's death pipe.
 """
 
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -24,6 +29,9 @@ from relax_actor.node.process import die_with_parent, die_with_pipe, is_single_t
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Set to 1 by the agent while the zygote imports, so that no library starts a pool before the fork."""
+
+TOGETHER = 8
+"""Actors that share the process between: they are adopted when the last of them is forked."""
 
 SAVED = "RELAX_ACTOR_SAVED_"
 """Prefix of the variables in which the agent keeps the user's own values."""
@@ -39,14 +47,10 @@ def main(fd: int, agent: int, pipe: int) -> None:
     connection.send_bytes(msgspec.msgpack.encode(_preload(modules)))
     gc.collect()
     gc.freeze()  # the pages of what is imported stay shared
-    while True:
-        try:
-            spawn, *arguments = msgspec.msgpack.decode(connection.recv_bytes(), type=list[bytes])
-        except EOFError:
-            return
-        record = msgspec.msgpack.decode(spawn, type=Spawn)
-        born = partial(birth.become, config, record, arguments, agent=agent, pipe=pipe)
-        connection.send_bytes(msgspec.msgpack.encode(_fork(connection, born)))
+    while requests := _waiting(connection):
+        births = [partial(_be_born, config, request, agent, pipe) for request in requests]
+        for answer in _fork(connection, births):
+            connection.send_bytes(msgspec.msgpack.encode(answer))
 
 
 def _preload(modules: list[str]) -> str:
@@ -74,38 +78,57 @@ def _device_in_use() -> str:
     return ""
 
 
-def _fork(connection: Connection, born: Callable[[], NoReturn]) -> tuple[int, str]:
+def _waiting(connection: Connection) -> list[bytes]:
+    """Return the requests that are here, at least one; none once the agent has closed the socket."""
+    try:
+        requests = [connection.recv_bytes()]
+        while len(requests) < TOGETHER and connection.poll():
+            requests.append(connection.recv_bytes())
+    except EOFError:
+        return []
+    return requests
+
+
+def _fork(connection: Connection, births: Sequence[Callable[[], None]]) -> Iterator[tuple[int, str]]:
+    """Fork an actor for each, by way of a process between; yield their pids as they come."""
     reader, writer = os.pipe()
+    error = "fork failed"
     try:
         middle = os.fork()
         if middle == 0:
-            _fork_again(writer, connection, born)
-        os.close(writer)
-        writer = -1
+            os.close(reader)
+            _fork_again(writer, connection, births)
+    except OSError as failure:
+        middle, error = 0, f"fork: {failure}"
+    os.close(writer)
+    for _ in births:
         pid = int.from_bytes(os.read(reader, 4), "little")
+        yield pid, "" if pid else error
+    os.close(reader)
+    if middle:
         os.waitpid(middle, 0)
-    except OSError as error:
-        return 0, f"fork: {error}"
-    finally:
-        os.close(reader)
-        if writer >= 0:
-            os.close(writer)
-    return pid, "" if pid else "fork failed"
 
 
-def _fork_again(writer: int, connection: Connection, born: Callable[[], NoReturn]) -> None:
+def _fork_again(writer: int, connection: Connection, births: Sequence[Callable[[], None]]) -> NoReturn:
     try:
-        actor = os.fork()
-        if actor == 0:
-            os.close(writer)
-            connection.close()
-            _restore_environment()
-            gc.unfreeze()
-            born()
-        os.setpgid(actor, actor)  # before its pid is known to anyone
-        os.write(writer, actor.to_bytes(4, "little"))
+        for born in births:
+            actor = os.fork()
+            if actor == 0:
+                os.close(writer)
+                connection.close()
+                born()
+            with suppress(OSError):  # it has ended already
+                os.setpgid(actor, actor)  # before its pid is known to anyone
+            os.write(writer, actor.to_bytes(4, "little"))
     finally:
         os._exit(0)
+
+
+def _be_born(config: NodeConfig, request: bytes, agent: int, pipe: int) -> None:
+    _restore_environment()
+    spawn, *arguments = msgspec.msgpack.decode(request, type=list[bytes])
+    record = msgspec.msgpack.decode(spawn, type=Spawn)
+    birth.become(config, record, arguments, agent=agent, pipe=pipe)
 
 
 def _restore_environment() -> None:

@@ -254,6 +254,7 @@ class Fleet:
         site.agent = _Agent(process, name, site.incarnation)
         self._by_identity[name] = site
         self._courier.loop.add_reader(process.pidfd, self._process_ended, site)
+        self._courier.hear_early(process.news)
         self._later(self._config.join_timeout_s, self._is_late, site, site.agent)
 
     def _config_of(self, site: _Site) -> NodeConfig:

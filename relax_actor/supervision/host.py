@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
-from relax_actor.node import cgroup, process, strays
+from relax_actor.node import cgroup, early, process, strays
 from relax_actor.node.names import END_NOW
 from transport.address import Address
 from transport.shm import ShmSpace
@@ -32,12 +32,18 @@ class AgentProcess:
         prefix: the command that runs another one on its host; empty for this host.
         python: the interpreter there.
         log: takes its standard output and error.
+
+    Attributes:
+        news: what an agent on this host says of deaths as soon as it feels them; see `node.early`.
     """
 
     def __init__(self, config: NodeConfig, prefix: Sequence[str], python: str, log: Path) -> None:
         self._config, self._is_local = config, not prefix
         self.log = log
         self._sweep_after: dict[int, int] = {}
+        self.news, theirs = early.pair()
+        if self._is_local:
+            config = msgspec.structs.replace(config, early=theirs.fileno())
         frame = msgspec.msgpack.encode(config)
         with log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -45,8 +51,10 @@ class AgentProcess:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
+                pass_fds=[theirs.fileno()] if self._is_local else [],
                 start_new_session=True,  # Ctrl-C in the terminal is for the head alone
             )
+        theirs.close()
         self.pid = self._process.pid
         self.agent_pid = 0  # of the agent itself, once it has joined
         self.pidfd = os.pidfd_open(self.pid)

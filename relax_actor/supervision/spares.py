@@ -12,6 +12,9 @@ from relax_actor.supervision.events import Exit
 from relax_actor.supervision.node import Parent
 from relax_actor.supervision.spec import Backoff, ChildSpec
 
+REFILL_AFTER_S = 0.2
+"""How long after a takeover the next spare is started: the first calls of the new incarnation go first."""
+
 
 class Spare:
     """One waiting process."""
@@ -85,7 +88,7 @@ class SparePool:
         return iter(list(self._spares.values()))
 
     def fill(self) -> None:
-        """Start what is missing, unless one was lost just now."""
+        """Start what is missing, unless one was lost or taken just now."""
         while not self._is_draining and not self._timer and len(self._spares) < self._spec.spares:
             name = f"{self._spec.id}/SPARE"  # no id is in capitals, so nobody else is called that
             spare = Spare(f"{name}/{self._desk.next_incarnation(name)}", self, self._desk)
@@ -109,6 +112,7 @@ class SparePool:
             Promote(spare=spare.name, name=name, incarnation=incarnation, spec=self._spec, replica=replica)
         )
         self._desk.report(ReportKind.RESTART_BY_SPARE, child=name, incarnation=incarnation, spare=spare.name)
+        self._wait(REFILL_AFTER_S, spare)
         return True
 
     def gone(self, spare: Spare, exit_: Exit) -> None:
@@ -135,7 +139,7 @@ class SparePool:
         self._timer = ""
         self._parent.wake()
 
-    def _wait(self, delay_s: float, lost: Spare) -> None:
+    def _wait(self, delay_s: float, last: Spare) -> None:
         if not self._timer:
-            self._timer = f"{lost.name}:refill"
+            self._timer = f"{last.name}:refill"
             self._desk.set_timer(self._timer, delay_s, self)

@@ -25,8 +25,8 @@ from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
+from relax_actor.node import remains
 from relax_actor.node.lease import LeaseTerms
-from relax_actor.node.names import make_socket_dir
 from relax_actor.supervision import events
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
@@ -107,7 +107,8 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        head = Address.ipc(make_socket_dir(self.run_id) / "head")
+        socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
+        head = Address.ipc(socket_dir / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
         self._policy = TreePolicy(
@@ -209,6 +210,7 @@ class Supervisor:
         self._courier.run_soon(self._close_shell, done)
         done.wait()
         self._courier.stop()
+        os.close(self._claim)
 
     def _close_shell(self, done: threading.Event) -> None:
         try:

@@ -1,0 +1,191 @@
+"""Actors that are ordered but not yet born: what is prepared for them, and who is asked to fork them.
+
+Births overlap: an order is passed on at once and its answer taken when it comes, so that a slow fork delays
+neither the next birth nor the news of a death. Every method runs in the agent's loop thread.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from relax_actor.actor.wire import NodeConfig, Record, Spawn, Spawned
+from relax_actor.node import exec  # noqa: A004 - what the module does
+from relax_actor.node.children import Children
+from relax_actor.node.zygotes import Zygote
+from transport.control import Frames
+from transport.segment import Segment
+
+MAX_TRIES = 2
+"""Zygotes that may end over one order."""
+
+
+class _Order(msgspec.Struct, eq=False):
+    spawn: Spawn
+    arguments: Frames
+    segment: Segment
+    tries: int = 1
+    is_killed: bool = False  # before it was born
+
+
+class _Source:
+    """The zygote of one name, and the orders it has not answered, the oldest first."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self.zygote: Zygote | None = zygote
+        self.has_imported = False
+        self.orders: deque[_Order] = deque()
+
+
+class Nursery:
+    """Brings actors into the world.
+
+    Args:
+        config: what all processes of the run have in common.
+        zygotes: the first ones, by name; they may still import.
+        pipe: read end of the death pipe.
+        children: takes who was born.
+        say: sends a record to the head.
+    """
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        zygotes: Mapping[str, Zygote],
+        pipe: int,
+        children: Children,
+        say: Callable[[Record], object],
+    ) -> None:
+        self._config, self._pipe, self._children, self._say = config, pipe, children, say
+        self._sources = {name: _Source(zygote) for name, zygote in zygotes.items()}
+        self._loop = asyncio.get_running_loop()
+
+    def open(self) -> str:
+        """Wait until all zygotes have imported; return what went wrong, or nothing."""
+        return "\n".join(filter(None, map(self._open, self._sources)))
+
+    @property
+    def pids(self) -> set[int]:
+        """The pids of the zygotes."""
+        return {source.zygote.pid for source in self._sources.values() if source.zygote}
+
+    def order(self, spawn: Spawn, arguments: Frames) -> None:
+        """Have an actor born; the head is told of its birth, or of its end."""
+        spawn, segment, error = self._children.prepare(spawn)
+        if segment is None:
+            self._children.refuse(spawn, error)
+        elif spawn.python or not spawn.zygote:
+            born = exec.start(self._config, spawn, arguments, pipe=self._pipe)
+            self._born(_Order(spawn, arguments, segment), *born)
+        elif spawn.zygote not in self._sources:
+            self._children.refuse(spawn, f"there is no zygote {spawn.zygote!r}")
+        else:
+            self._ask(spawn.zygote, _Order(spawn, arguments, segment))
+
+    def kill(self, name: str, incarnation: int) -> bool:
+        """Have an actor killed as soon as it is born; False where it is not among the unborn."""
+        for source in self._sources.values():
+            for order in source.orders:
+                if (order.spawn.name, order.spawn.incarnation) == (name, incarnation):
+                    order.is_killed = True
+                    return True
+        return False
+
+    def close(self) -> None:
+        """Wait for the births under way, which are the agent's children to end, and end the zygotes."""
+        for source in self._sources.values():
+            while source.zygote and source.orders:
+                self._hear(source, may_replace=False)
+            if source.zygote:
+                self._loop.remove_reader(source.zygote.fileno())
+                source.zygote.close()
+
+    def _open(self, name: str) -> str:
+        source = self._sources[name]
+        assert source.zygote is not None  # noqa: S101 - nothing was asked of it yet
+        try:
+            error = source.zygote.imported()
+        except EOFError:
+            error, source.zygote = f"the zygote ended ({source.zygote.close()})", None
+        else:
+            source.has_imported = True
+            self._watch(source)
+        return error
+
+    def _ask(self, name: str, order: _Order) -> None:
+        source = self._sources[name]
+        if source.zygote is None:
+            self._replace(name)
+        source.orders.append(order)
+        if source.zygote is not None:
+            source.zygote.ask(order.spawn, order.arguments)
+
+    def _watch(self, source: _Source) -> None:
+        assert source.zygote is not None  # noqa: S101 - watched when it was made
+        self._loop.add_reader(source.zygote.fileno(), self._hear_all, source)
+
+    def _replace(self, name: str) -> None:
+        """Start another zygote; while it imports, it may be asked."""
+        source = self._sources[name]
+        source.zygote = Zygote.executed(self._config, self._config.zygotes[name], self._pipe)
+        source.has_imported = False
+        self._watch(source)
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _hear_all(self, source: _Source) -> None:
+        zygote = source.zygote
+        while zygote is not None and source.zygote is zygote and zygote.has_answered:
+            self._hear(source)
+
+    def _hear(self, source: _Source, *, may_replace: bool = True) -> None:
+        """Take the next answer; of a zygote that has ended none will come."""
+        assert source.zygote is not None  # noqa: S101 - it is who is heard
+        try:
+            if not source.has_imported:
+                self._imported(source, source.zygote.imported())
+            else:
+                answer = source.zygote.born()
+                self._born(source.orders.popleft(), *answer)
+        except EOFError as error:
+            self._lost(source, f"{type(error).__name__}", may_replace=may_replace)
+
+    def _imported(self, source: _Source, error: str) -> None:
+        source.has_imported = not error
+        if error:
+            self._drop(source)
+            self._refuse_all(source, error)
+
+    def _born(self, order: _Order, pid: int, error: str) -> None:
+        spawn = order.spawn
+        if not error:
+            error = self._children.add(spawn, pid, order.segment)
+        if error:
+            self._children.refuse(spawn, error)
+            return
+        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+        if order.is_killed:
+            self._children.kill(spawn.name, spawn.incarnation)
+
+    def _lost(self, source: _Source, error: str, *, may_replace: bool) -> None:
+        """Ask another zygote for what the lost one had not answered, or give it up."""
+        reason = f"the zygote ended ({self._drop(source)}): {error}"
+        again = [order for order in source.orders if may_replace and order.tries < MAX_TRIES]
+        given_up = [order for order in source.orders if order not in again]
+        source.orders.clear()
+        for order in given_up:
+            self._born(order, 0, reason)
+        for order in again:
+            order.tries += 1
+            self._ask(order.spawn.zygote, order)
+
+    def _drop(self, source: _Source) -> str:
+        zygote, source.zygote = source.zygote, None
+        assert zygote is not None  # noqa: S101 - it has just been heard
+        self._loop.remove_reader(zygote.fileno())
+        return zygote.close()
+
+    def _refuse_all(self, source: _Source, error: str) -> None:
+        while source.orders:
+            self._born(source.orders.popleft(), 0, error)
