@@ -30,6 +30,7 @@ class Mortal(Actor):
     def __init__(self, start_s: float = 0.0) -> None:
         self.memory = None
         self.progressed = 0
+        self.can_go_on = True
         time.sleep(start_s)
 
     @endpoint(idempotent=True)
@@ -103,10 +104,12 @@ class Mortal(Actor):
 
     @endpoint
     def fail_when_asked_no_more(self) -> None:
-        self.step = self._fail
+        self.can_go_on = False
 
-    def _fail(self) -> float | None:
-        raise RuntimeError("it cannot go on")
+    def step(self) -> float | None:
+        if not self.can_go_on:
+            raise RuntimeError("it cannot go on")
+        return None
 
     @endpoint
     def environment(self, name: str) -> str:
