@@ -38,7 +38,9 @@ class Life:
     incarnation: int
     pid: int = 0
     start_ticks: int | None = None  # of the process, since boot; with the pid it is never reused
-    host: str = ""
+    host: str = ""  # as it calls itself
+    site: str = ""  # the same host, as the tree names it; empty where the log does not say
+    shm_root: str = ""
     log: str = ""
     spawned_at: float = 0.0
     ready_at: float = 0.0
@@ -106,6 +108,8 @@ class Lives:
     run_id: str = ""
     host: str = ""
     shm_root: str = ""
+    shm_roots: dict[str, str] = field(default_factory=dict)  # of sites
+    address: str = ""  # of the head, for who is on its host
     head_pid: int = 0
     head_start_ticks: int | None = None
     outline: Outline | None = None
@@ -143,6 +147,7 @@ class Lives:
         self.run_id, self.host = str(event.get("run_id", "")), str(event.get("host", ""))
         self.shm_root, self.head_pid = str(event.get("shm_root", "")), int(number(event.get("pid")))
         self.head_start_ticks = _whole(event.get("start_ticks"))
+        self.address = str(event.get("address", ""))
         self._on_tree_changed(event)
 
     def _on_tree_changed(self, event: Event) -> None:
@@ -156,6 +161,8 @@ class Lives:
         life.phase, life.pid = Phase.STARTING, int(number(event.get("pid")))
         life.start_ticks, life.log = _whole(event.get("start_ticks")), str(event.get("log", ""))
         life.spawned_at, life.host = number(event.get("t")), str(event.get("host") or self.host)
+        life.site = str(event.get("site", ""))
+        life.shm_root = self.shm_roots.get(life.site, self.shm_root)
 
     def _on_child_ready(self, event: Event) -> None:
         life = self._life(event)
@@ -204,6 +211,9 @@ class Lives:
         self.links.append(event)
         supervisor = self._supervisor(event)
         supervisor.phase, supervisor.reason = Phase.FAILED, str(event.get("reason", ""))
+
+    def _on_host_joined(self, event: Event) -> None:
+        self.shm_roots[str(event.get("host", ""))] = str(event.get("shm_root") or self.shm_root)
 
     def _on_host_lost(self, event: Event) -> None:
         self.links.append(event)

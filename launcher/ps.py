@@ -9,10 +9,10 @@ import msgspec
 from launcher.causes import how
 from launcher.columns import aligned, duration, size
 from launcher.lives import ALIVE, Life, Outline, Phase
-from launcher.pages import in_method_s, read_page
-from launcher.processes import ProcessFacts
 from launcher.view import RunView
 from launcher.wording import clean
+from relax_actor.node.facts import ProcessFacts
+from relax_actor.node.sight import Sight
 
 _RIGHT = frozenset({"inc", "pid", "cpu", "rss", "mailbox", "restarts"})
 _HEADER = ("actor", "state", "inc", "pid", "host", "cpu", "rss", "doing", "mailbox", "restarts", "last exit")
@@ -87,18 +87,19 @@ def _row(view: RunView, name: str, meter: CpuMeter) -> Row:
     life = view.lives.last(name)
     if life is None:
         return Row(actor=name, state=Phase.WAITING)
-    facts = view.process(life)
-    page = read_page(view.lives.run_id, view.lives.shm_root, name, life.incarnation) if facts else None
+    sight = view.sight(life) if life.phase in ALIVE else None
+    facts = sight.facts if sight else None
+    page = sight.page if sight and facts else None
     return Row(
         actor=name,
-        state=_state(view, life, facts),
+        state=_state(view, life, sight),
         incarnation=life.incarnation,
         pid=facts.pid if facts else None,
         host=life.host,
         cpu_frac=meter.frac(facts) if facts else None,
         rss_bytes=facts.rss_bytes if facts else None,
         method=page.method if page else "",
-        method_s=in_method_s(page) if page else None,
+        method_s=sight.in_method_s if sight and page else None,
         mailbox=page.mailbox_messages if page else None,
         progress=page.progress if page else "",
         restarts=len(view.lives.actors[name]) - 1,
@@ -106,12 +107,12 @@ def _row(view: RunView, name: str, meter: CpuMeter) -> Row:
     )
 
 
-def _state(view: RunView, life: Life, facts: ProcessFacts | None) -> str:
-    if life.phase not in ALIVE:
+def _state(view: RunView, life: Life, sight: Sight | None) -> str:
+    if sight is None:  # out of sight, or over
         return life.phase
-    if facts is None:
-        return "gone" if life.host in {"", view.lives.host} and view.is_here else life.phase
-    return "stopped" if facts.is_stopped else life.phase
+    if sight.facts is None:
+        return "gone" if view.is_here else life.phase
+    return "stopped" if sight.facts.is_stopped else life.phase
 
 
 def _last_exit(view: RunView, name: str) -> str:

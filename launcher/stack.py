@@ -1,7 +1,8 @@
 """`relax-actor stack`: what every thread of an actor is doing, asked of the process itself.
 
 SIGUSR1 makes an actor append its stacks to its own log, from a signal handler written in C: it needs
-neither the head nor the actor's cooperation, and works while Python code holds the GIL.
+neither the head nor the actor's cooperation, and works while Python code holds the GIL. On another host its
+node agent sends the signal, asked through the head.
 """
 
 import os
@@ -15,10 +16,10 @@ from typing import TextIO
 import msgspec
 
 from launcher.errors import RunFolderError
-from launcher.lives import Life
-from launcher.processes import ProcessFacts, catches
+from launcher.lives import ALIVE, Life
 from launcher.view import RunView
 from launcher.wording import clean
+from relax_actor.node.facts import ProcessFacts, catches
 from relax_actor.stacks import ThreadStack, is_dump_line, parse_dump
 
 POLL_S = 0.02
@@ -43,12 +44,12 @@ def stack(view: RunView, out: TextIO, word: str, *, timeout_s: float = 5.0, as_j
     if facts.is_stopped:
         fact = f"`{life}` (pid {life.pid}) is stopped by a signal and cannot say where it is"
         raise RunFolderError(fact, f"kill -CONT {life.pid}; or --native, which needs no help from it")
-    if not catches(life.pid, signal.SIGUSR1):
+    if not _takes_dumps(view, life):
         fact = f"`{life}` (pid {life.pid}) has no handler for SIGUSR1, which would kill it"
         raise RunFolderError(
             fact, "it is only just starting, or its code took the handler away; try --native"
         )
-    lines = _dumped(life, timeout_s)
+    lines = _dumped(life, timeout_s) if view.is_near(life) else _dumped_there(view, life)
     threads = parse_dump(lines)
     if as_json:
         out.write(msgspec.json.encode(threads).decode() + "\n")
@@ -63,6 +64,8 @@ def native_stack(view: RunView, out: TextIO, word: str) -> None:
         RunFolderError: there is no py-spy, or it failed.
     """
     life, _ = _running(view, word)
+    if not view.is_near(life):
+        raise RunFolderError(f"`{life}` runs on {life.host}, and py-spy looks at this host only")
     program = shutil.which("py-spy")
     if program is None:
         raise RunFolderError("`py-spy` is not installed", "pip install py-spy; or leave out --native")
@@ -80,9 +83,31 @@ def _running(view: RunView, word: str) -> tuple[Life, ProcessFacts]:
     life = last if incarnation is None else view.lives.life(name, incarnation)
     facts = view.process(life) if life else None
     if life is None or facts is None:
+        if life is not None and life.phase in ALIVE and view.sight(life) is None:
+            fact = f"`{life}` runs on {life.host}, out of sight: the head is elsewhere or does not answer"
+            raise RunFolderError(fact, f"run this command on {life.host}")
         where = f" on {os.uname().nodename}" if not view.is_here else ""
         raise RunFolderError(f"`{word}` does not run{where}", f"relax-actor why {view.folder.path} {word}")
     return life, facts
+
+
+def _takes_dumps(view: RunView, life: Life) -> bool:
+    if view.is_near(life):
+        return catches(life.pid, signal.SIGUSR1)
+    sight = view.sight(life)
+    return sight is not None and sight.takes_dumps
+
+
+def _dumped_there(view: RunView, life: Life) -> list[str]:
+    """Have the node agent of another host ask for a dump.
+
+    Raises:
+        RunFolderError: nothing came.
+    """
+    sight = view.distant(life, wants_stacks=True)
+    if sight is None or not sight.dump:
+        raise RunFolderError(f"`{life}` (pid {life.pid} on {life.host}) did not dump its stacks in time")
+    return list(sight.dump)
 
 
 def _dumped(life: Life, timeout_s: float) -> list[str]:

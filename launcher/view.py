@@ -1,6 +1,7 @@
 """A run as seen from another terminal: its event log, the kernel's word on its processes, and no more.
 
-Nothing here asks the head, so everything that is built on it works while the head is stopped or hung.
+Nothing here asks the head of anything on this host, so what is built on it works while the head is stopped
+or hung. Only what is on other hosts is asked of their node agents, through the head (`distant`).
 """
 
 import os
@@ -8,16 +9,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from launcher.distant import ask_head
 from launcher.errors import RunFolderError
 from launcher.fields import nearest
 from launcher.lives import ALIVE, Life, Lives
-from launcher.processes import ProcessFacts, look
+from launcher.pages import in_method_s, kept_page, read_page
 from launcher.runfolder import RunFolder
+from relax_actor.actor.wire import Look
+from relax_actor.node.facts import ProcessFacts, look
+from relax_actor.node.sight import Sight
 from relax_actor.telemetry import Event, decode_event
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 LIFE_KINDS = re.compile(
-    rb'"kind": ?"(?:child_|supervisor_|tree_|run_|process_exited|escalated|host_lost|lease_ended)'
+    rb'"kind": ?"(?:child_|supervisor_|tree_|run_|process_exited|escalated|host_|lease_ended)'
 )
 """What `Lives` is folded from; of a long run it is a small part, so other lines are not even decoded."""
 
@@ -29,10 +34,12 @@ class RunView:
         self.folder = folder
         self.lives = Lives()
         self._offset = 0
+        self._distant: dict[tuple[str, int], Sight | None] = {}
         self.refresh()
 
     def refresh(self) -> None:
         """Take in what was written since the last look."""
+        self._distant.clear()
         for events, offset in read_some(self.folder.events, self._offset, LIFE_KINDS):
             self._offset = offset
             for event in events:
@@ -72,9 +79,64 @@ class RunView:
         return look(self.lives.head_pid, self.lives.head_start_ticks) if self.is_here else None
 
     def process(self, life: Life) -> ProcessFacts | None:
-        """Return how an incarnation's process is, None where it is gone or on another host."""
-        is_here = life.host in {"", _here()}
-        return look(life.pid, life.start_ticks) if is_here and life.phase in ALIVE else None
+        """Return how an incarnation's process is, None where it is gone or out of sight."""
+        if life.phase not in ALIVE:
+            return None
+        if self.is_near(life):
+            return look(life.pid, life.start_ticks)
+        sight = self.distant(life)
+        return sight.facts if sight else None
+
+    def is_gone(self, life: Life) -> bool:
+        """Whether it is known that an incarnation has no process any more."""
+        if life.phase not in ALIVE:
+            return True
+        sight = self.sight(life)
+        return sight is not None and sight.facts is None
+
+    def is_near(self, life: Life) -> bool:
+        """Whether an incarnation is, or was, on this host."""
+        return life.host in {"", _here()}
+
+    def sight(self, life: Life) -> Sight | None:
+        """Return how an incarnation is or was left behind; None where it is out of sight."""
+        if not self.is_near(life):
+            return self.distant(life)
+        facts = self.process(life)
+        if facts is not None:
+            page = read_page(
+                self.lives.run_id, life.shm_root or self.lives.shm_root, life.name, life.incarnation
+            )
+        else:
+            page = kept_page(self.folder.crash_path(life.name, life.incarnation, ".json"))
+        return Sight(facts=facts, page=page, in_method_s=in_method_s(page) if page else None)
+
+    def distant(self, life: Life, *, wants_stacks: bool = False) -> Sight | None:
+        """Return what the node agent of another host sees; asked once for all who live, until `refresh`."""
+        key = life.name, life.incarnation
+        if wants_stacks or key not in self._distant:
+            living = [each[-1] for each in self.lives.actors.values() if each[-1].phase in ALIVE]
+            others = [each for each in living if not self.is_near(each) and not wants_stacks]
+            wanted = {(each.name, each.incarnation): each for each in [*others, life]}
+            self._distant |= self._ask(list(wanted.values()), wants_stacks=wants_stacks)
+        return self._distant.get(key)
+
+    def _ask(self, lives: list[Life], *, wants_stacks: bool) -> dict[tuple[str, int], Sight | None]:
+        keys = [(life.name, life.incarnation) for life in lives]
+        if not self.is_here or not self.lives.address:
+            return dict.fromkeys(keys)
+        looks = [
+            Look(
+                id=number,
+                host=life.site,
+                name=life.name,
+                incarnation=life.incarnation,
+                wants_stacks=wants_stacks,
+            )
+            for number, life in enumerate(lives)
+        ]
+        sights = ask_head(self.lives.address, looks)
+        return {key: sights.get(number) for number, key in enumerate(keys)}
 
     def actor(self, word: str) -> tuple[str, int | None]:
         """Return the name that a word means, `rollout-0` for `rollout/0` too, and its `#incarnation`.

@@ -12,12 +12,11 @@ from launcher.columns import aligned, duration
 from launcher.errors import RunFolderError
 from launcher.hints import hint
 from launcher.lives import ALIVE, Life
-from launcher.pages import in_method_s, kept_page, read_page
 from launcher.view import RunView
 from launcher.wording import clean
-from relax_actor.actor.page import PageRecord
+from relax_actor.files import log_tail
+from relax_actor.node.sight import Sight
 from relax_actor.stacks import is_dump_line
-from relax_actor.supervision.crash import log_tail
 from relax_actor.supervision.events import signal_name
 
 SHOWN_LINES = 10
@@ -69,8 +68,9 @@ def verdict(view: RunView, word: str) -> Verdict:
     """Gather what is known of the end of an actor; see `why`."""
     name, incarnation = view.actor(word)
     life = _chosen(view, name, incarnation)
-    is_dead = life.phase not in ALIVE or view.process(life) is None
-    page = _page(view, life, is_dead=is_dead)
+    is_dead = view.is_gone(life)
+    sight = view.sight(life) or Sight()
+    page = sight.page
     traceback = view.folder.crash_path(name, life.incarnation, ".txt")
     return Verdict(
         actor=name,
@@ -81,16 +81,16 @@ def verdict(view: RunView, word: str) -> Verdict:
         code=life.code,
         signal=life.signal,
         method=page.method if page else "",
-        method_s=_in_method_s(life, page) if page else None,
+        method_s=_in_method_s(life, sight),
         call_id=page.call_id if page and page.method else None,
         lived_s=life.ended_at - life.spawned_at if life.is_over and life.spawned_at else None,
         next=_next(view, life),
         chain=tuple(chain(view.lives, life)) if life.is_over else (),
         earlier=_earlier(view, life),
         log=life.log,
-        last_lines=_last_lines(life),
-        crash=_crash(view, life),
-        hint=hint(life, has_traceback=traceback.exists())
+        last_lines=_last_lines(life) if view.is_near(life) else sight.log[-SHOWN_LINES:],
+        crash=_crash(view, life) if view.is_near(life) else sight.crash,
+        hint=hint(life, has_traceback=traceback.exists() or sight.has_traceback)
         if life.is_over
         else _hint_of_the_living(view, life),
     )
@@ -103,20 +103,14 @@ def _chosen(view: RunView, name: str, incarnation: int | None) -> Life:
         return next(life for life in lives if life.incarnation == incarnation)
     if not lives:
         raise RunFolderError(f"`{name}` has not been started yet", f"relax-actor tree {view.folder.path}")
-    is_lost = lives[-1].phase in ALIVE and view.process(lives[-1]) is None and view.is_here
+    is_lost = lives[-1].phase in ALIVE and view.is_gone(lives[-1]) and view.is_here
     over = [life for life in lives if life.is_over]
     return lives[-1] if is_lost or not over else over[-1]
 
 
-def _page(view: RunView, life: Life, *, is_dead: bool) -> PageRecord | None:
-    if is_dead:
-        return kept_page(view.folder.crash_path(life.name, life.incarnation, ".json"))
-    return read_page(view.lives.run_id, view.lives.shm_root, life.name, life.incarnation)
-
-
-def _in_method_s(life: Life, page: PageRecord) -> float | None:
+def _in_method_s(life: Life, sight: Sight) -> float | None:
     """Return how long it was in its method when it ended, or has been."""
-    until = in_method_s(page)
+    until = sight.in_method_s
     if until is None or not life.is_over:
         return until
     return max(0.0, until - (time.time() - life.ended_at))

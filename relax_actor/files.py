@@ -1,7 +1,10 @@
-"""Small files that are whole or not there, whatever dies while they are written."""
+"""Small files that are whole or not there, whatever dies meanwhile; and the ends of long ones."""
 
 import os
 from pathlib import Path
+
+TAIL_BYTES = 256 * 1024
+"""How much of a log is looked at: its end, however long it is."""
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -33,3 +36,14 @@ def replace_bytes(path: Path, content: bytes) -> None:
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
+
+
+def log_tail(path: Path, max_bytes: int = TAIL_BYTES) -> list[str]:
+    """Return the last lines of a log, whole ones but for the first; a missing log has none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            return file.read().decode("utf-8", "backslashreplace").splitlines()
+    except OSError:
+        return []

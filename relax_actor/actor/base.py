@@ -205,6 +205,19 @@ class Actor:
         """End this rank's collectives: another rank is lost. Runs in the I/O thread; be quick."""
         abort_collectives()
 
+    def open_rendezvous(self, epoch: int, host: str) -> str:  # noqa: ARG002 - for those who override it
+        """Open, in rank 0, where the ranks of a new epoch meet; runs before `on_regroup` does in any rank.
+
+        Args:
+            epoch: which group it is for.
+            host: the address that other ranks reach this one by.
+
+        Returns:
+            What all ranks find in `ctx.gang.rendezvous`. Where torch is installed that is the `init_method`
+            of a store in this process, at a port that the kernel gave.
+        """
+        return self.ctx.gang.open_store(host)
+
     def on_regroup(self, epoch: int) -> None:
         """Join the group of a new epoch, as `ctx.gang` describes it; what it raises ends the actor."""
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from typing import Any
 
+from relax_actor.actor.store import open_store
 from relax_actor.actor.wire import Regroup
 from relax_actor.errors import GangAborted
 
@@ -25,6 +26,7 @@ class Gang:
         self._reason = ""
         self.breaks = 0  # how often a group broke
         self._broke = threading.Condition()
+        self._store: Any = None  # of the newest epoch that this rank opened
 
     @property
     def epoch(self) -> int:
@@ -43,7 +45,10 @@ class Gang:
 
     @property
     def rendezvous(self) -> str:
-        """The `init_method` of `torch.distributed.init_process_group` for this epoch, never used before."""
+        """Where the ranks of this epoch meet: an `init_method` for `torch.distributed.init_process_group`.
+
+        Unless the actor's `open_rendezvous` has opened something else.
+        """
         return self._group.rendezvous if self._group else ""
 
     @property
@@ -63,6 +68,18 @@ class Gang:
     def aborted(self) -> GangAborted:
         """Return the error that says why the newest group is no more."""
         return GangAborted(self.epoch, self._reason or "it is not formed yet")
+
+    def open_store(self, host: str) -> str:
+        """Open a store for a new epoch, as rank 0; the one before is closed when its group lets go of it.
+
+        Args:
+            host: the address that other ranks reach this one by.
+
+        Returns:
+            Its `init_method`; empty where there is no torch, whose store it is.
+        """
+        address, self._store = open_store(host)
+        return address
 
     # -- the runtime's ---------------------------------------------------------------------------
 

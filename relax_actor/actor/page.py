@@ -13,6 +13,7 @@ Invariants
 """
 
 import hashlib
+import math
 import os
 import struct
 import time
@@ -45,7 +46,9 @@ _SLOT = struct.Struct("<QQQ")  # sender, highest id begun, last id over
 _STATE = struct.Struct("<Q")  # state, plus `_OVERFLOWED` once there are more senders than slots
 _OVERFLOWED = 1 << 8
 
-_HEAD_AT, _STATE_AT, _TICK_AT = 0, 16, 24
+_LEASE = struct.Struct("d")  # CLOCK_BOOTTIME s; native, so that it is one store
+
+_HEAD_AT, _STATE_AT, _TICK_AT, _LEASE_AT = 0, 16, 24, 40
 _MUTEX_AT = 64
 _HELD_AT = _MUTEX_AT + MUTEX_BYTES
 _CALL_AT = 192
@@ -100,8 +103,14 @@ def create(space: ShmSpace, name: str, incarnation: int) -> Segment:
     segment = space.create(name, incarnation, LABEL, PAGE_BYTES)
     mutex(segment).initialise()
     held(segment).initialise()
+    hold_until(segment, math.inf)
     _HEAD.pack_into(segment.buf, _HEAD_AT, _MAGIC, incarnation, 0)
     return segment
+
+
+def hold_until(segment: Segment, until_s: float) -> None:
+    """Say, as the node agent, until when its lease holds; CLOCK_BOOTTIME seconds, infinity for ever."""
+    _LEASE.pack_into(segment.buf, _LEASE_AT, until_s)
 
 
 def mutex(segment: Segment) -> RobustMutex:
@@ -133,6 +142,12 @@ class PageWriter:
         """Hold the mutex for as long as the calling thread lives; the agent hears of its end."""
         self._mutex.lock()
         self._held.post()
+
+    @property
+    def held_until_s(self) -> float:
+        """Until when the node agent's lease holds; CLOCK_BOOTTIME seconds."""
+        until_s: float = _LEASE.unpack_from(self._memory, _LEASE_AT)[0]
+        return until_s
 
     def set_state(self, state: PageState) -> None:
         """Say how far the actor has come."""

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from relax_actor import faults
 from relax_actor.actor.base import Actor, Context
 from relax_actor.actor.callee import Callee
@@ -24,6 +26,7 @@ from relax_actor.actor.convert import signature_of
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.duty import Duty
 from relax_actor.actor.execution import Execution
+from relax_actor.actor.fence import Fence
 from relax_actor.actor.gang import Gang
 from relax_actor.actor.lines import HeadLine
 from relax_actor.actor.mailbox import Incoming, Mailbox
@@ -36,6 +39,7 @@ from relax_actor.actor.watch import RestingSelector
 from relax_actor.actor.wire import (
     GangAbort,
     Hello,
+    Meeting,
     NodeConfig,
     PeerGone,
     Promote,
@@ -58,8 +62,11 @@ from transport.shm import ShmSpace
 LAST_WORDS_S = 0.05
 """How long a fatal error's own answer gets to leave the process before it ends."""
 
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a gang meet that has one host."""
+
 TICK_S = 0.25
-"""How often the I/O thread says on the status page that it runs."""
+"""How often the I/O thread says on the status page that it runs, and looks until when it may."""
 
 
 def main(config: NodeConfig, spawn: Spawn, arguments: Frames, settle: Callable[[], object]) -> int:
@@ -103,6 +110,7 @@ class _Process(Callee):
         self._courier = self._make_courier(config, space)
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
+        self._fence = Fence(config.lease, self._page, Path(spawn.crash), events)
         self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
         self._execution = Execution(
             self._courier.serving, self._page, self._duty, self.gang, events, on_fatal=self._fatal
@@ -115,6 +123,7 @@ class _Process(Callee):
             gang=self.gang,
             events=events,
             is_rank=spawn.is_rank,
+            open_meeting=self._open_meeting,
         )
         self._context = Context(self._holder, config.run_id, Path(config.run_dir), events, self)
 
@@ -211,7 +220,7 @@ class _Process(Callee):
 
     def _tick(self) -> None:
         self._page.tick(len(self._mailbox), self._execution.awaiting)
-        self._courier.loop.call_later(TICK_S, self._tick)
+        self._courier.loop.call_later(min(TICK_S, self._fence.look()), self._tick)
 
     def take(self, incoming: Incoming) -> bool:
         taken = self._mailbox.put(incoming)
@@ -280,6 +289,16 @@ class _Process(Callee):
     def _release(self, epoch: int) -> None:
         name, incarnation = self._holder.name, self._holder.incarnation
         self._courier.tell_head(Released(name=name, incarnation=incarnation, epoch=epoch))
+
+    # -- a gang's group, in the main thread ------------------------------------------------------
+
+    def _open_meeting(self, group: Regroup) -> None:
+        """Have the others come, as rank 0: where they are to is bound first and told then."""
+        rendezvous = self._actor.open_rendezvous(group.epoch, self.listen or LOOPBACK)
+        self.gang.join(msgspec.structs.replace(group, rendezvous=rendezvous))
+        name, incarnation = self._holder.name, self._holder.incarnation
+        meeting = Meeting(name=name, incarnation=incarnation, epoch=group.epoch, rendezvous=rendezvous)
+        self._courier.tell_head(meeting)
 
     # -- Host -----------------------------------------------------------------------------------
 

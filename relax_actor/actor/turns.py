@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Callable
 
 from relax_actor.actor.base import Actor
 from relax_actor.actor.courier import Courier
@@ -28,6 +29,7 @@ class Turns:
         gang: without which a rank does nothing.
         events: where a spoiled step is logged.
         is_rank: whether this actor is a rank of a gang.
+        open_meeting: opens, as rank 0, where the ranks of a group meet, and has the others come.
 
     Attributes:
         actor: who works, once it is constructed.
@@ -43,9 +45,11 @@ class Turns:
         gang: Gang,
         events: EventLog,
         is_rank: bool,
+        open_meeting: Callable[[Regroup], None],
     ) -> None:
         self._mailbox, self._execution, self._courier, self._duty = mailbox, execution, courier, duty
         self._gang, self._events, self._is_rank = gang, events, is_rank
+        self._open_meeting = open_meeting
         self._gone: deque[PeerGone] = deque()
         self._is_stopping = False
         self._is_due = self._reads_now = False
@@ -109,6 +113,8 @@ class Turns:
             return  # broken before it was joined
         try:
             self._duty.busy("on_regroup")
+            if group.rank == 0:
+                self._open_meeting(group)
             self.actor.on_regroup(group.epoch)
         except BaseException as error:  # noqa: BLE001 - it ends the process; see `runtime.main`
             if not self._gang.broke_since(breaks, error):

@@ -56,6 +56,7 @@ class AgentReady(Record, frozen=True, kw_only=True, tag="agent_ready"):
 
     pid: int
     socket_dir: str = ""
+    node: str = ""  # what the host calls itself
 
 
 class Spawn(Record, frozen=True, kw_only=True, tag="spawn"):
@@ -84,6 +85,7 @@ class Spawned(Record, frozen=True, kw_only=True, tag="spawned"):
     name: str
     incarnation: int
     pid: int
+    start_ticks: int | None = None  # since boot of its host; with the pid it is never used again
 
 
 class Kill(Record, frozen=True, kw_only=True, tag="kill"):
@@ -298,7 +300,7 @@ class Regroup(Record, frozen=True, kw_only=True, tag="regroup"):
     epoch: int
     rank: int
     size: int
-    rendezvous: str  # a torch `init_method`, fresh for each epoch
+    rendezvous: str = ""  # where the ranks meet, fresh for each epoch; rank 0 opens it and tells the head
 
 
 class Credit(Record, frozen=True, kw_only=True, tag="credit"):
@@ -336,6 +338,32 @@ class Unmapped(Record, frozen=True, kw_only=True, tag="unmapped"):
     segments: tuple[str, ...]
 
 
+class Meeting(Record, frozen=True, kw_only=True, tag="meeting"):
+    """Rank 0 to head: where the ranks of this epoch meet; the others are told to join only now."""
+
+    name: str
+    incarnation: int
+    epoch: int
+    rendezvous: str
+
+
+class Look(Record, frozen=True, kw_only=True, tag="look"):
+    """Observer to head, head to node agent: tell what there is to see of an incarnation, alive or dead."""
+
+    id: int
+    host: str  # as the tree names it
+    name: str
+    incarnation: int
+    wants_stacks: bool = False
+
+
+class Seen(Record, frozen=True, kw_only=True, tag="seen"):
+    """Node agent to head, head to observer: the answer to a `Look`."""
+
+    id: int
+    sight: bytes = b""  # JSON, see `node.sight`; empty where there is no such host
+
+
 AnyRecord = (
     AgentReady
     | Spawned
@@ -368,6 +396,9 @@ AnyRecord = (
     | Query
     | Probe
     | Unmapped
+    | Meeting
+    | Look
+    | Seen
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

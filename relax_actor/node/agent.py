@@ -18,6 +18,7 @@ from relax_actor.actor.wire import (
     AgentReady,
     Exited,
     Kill,
+    Look,
     NodeConfig,
     Promote,
     Record,
@@ -27,6 +28,7 @@ from relax_actor.actor.wire import (
 )
 from relax_actor.node import process
 from relax_actor.node.children import Children
+from relax_actor.node.fuse import Fuse
 from relax_actor.node.line import Line
 from relax_actor.node.names import agent_identity
 from relax_actor.node.nursery import Nursery
@@ -74,6 +76,7 @@ class Agent:
         self._zygotes, self._pipe = zygotes, pipe
         self._nursery: Nursery
         self._ended = asyncio.Event()
+        self._fuse: Fuse | None = None
         self._runs_on = True  # whether the head may start another agent here
         self._line: Line
         self._renewal: Renewal
@@ -85,6 +88,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, lambda: self._nursery.pids, self._say)
         self._nursery = Nursery(self._config, self._zygotes, self._pipe, self._children, self._say)
+        self._fuse = _fuse()
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_head()
         config = self._config
@@ -92,13 +96,14 @@ class Agent:
         name = agent_identity(config.host, config.agent_incarnation)
         channel = network.connect(Address.parse(config.head), self._heard, identity=name)
         self._line = Line(config.epoch, config.agent_incarnation, channel.send)
-        renewal = Renewal(config, self._until, self._line, self._end)
+        renewal = Renewal(config, self._until, self._line, self._end, self._held)
         self._renewal = renewal
         error = self._nursery.open()
         if error:
             print(error, file=sys.stderr, flush=True)  # noqa: T201 - the agent's log
         else:
-            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir))
+            node = os.uname().nodename
+            self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir, node=node))
             renewal.start(self._loop)
             await self._ended.wait()
             self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
@@ -109,6 +114,12 @@ class Agent:
     def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._ended.set()
+
+    def _held(self, until_s: float) -> None:
+        """Let those know until when the lease holds who must not outlive it: actors, and this process."""
+        self._children.hold_until(until_s)
+        if self._fuse is not None:
+            self._fuse.light(until_s + self._config.lease.kernel_grace_s)
 
     def _watch_head(self) -> None:
         self._loop.add_reader(sys.stdin.fileno(), self._end_with_head, "its head let it go")
@@ -134,6 +145,8 @@ class Agent:
             self._renewal.granted(record.number)
         elif isinstance(record, Promote):
             self._children.promote(record)
+        elif isinstance(record, Look):
+            self._children.look(record, Path(self._config.run_dir))
         elif isinstance(record, Shutdown):
             self._end_with_head("its head told it to")
 
@@ -153,3 +166,11 @@ class Agent:
             facts = {"code": record.code, "signal": record.signal, "oom": record.oom}
             self._events.emit("process_exited", child=record.name, incarnation=record.incarnation, **facts)
         self._line.say(record)
+
+
+def _fuse() -> Fuse | None:
+    try:
+        return Fuse()
+    except OSError as error:  # the keeper and the actors' own fences are still there
+        print(f"no timer that outlives a stop: {error}", file=sys.stderr, flush=True)  # noqa: T201 - its log
+        return None

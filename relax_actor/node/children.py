@@ -6,6 +6,7 @@ control group, no stray that bears its mark, no segment, no memory of its device
 """
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -18,11 +19,12 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Dying, Exited, NodeConfig, Promote, Record, Spawn
+from relax_actor.actor.wire import Dying, Exited, Look, NodeConfig, Promote, Record, Seen, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
 from relax_actor.node.early import EarlyWord
+from relax_actor.node.sight import Watched, sight_of
 from relax_actor.node.watch import DeathWatch
 from transport.segment import Segment, SegmentError
 from transport.shm import ShmSpace
@@ -77,6 +79,8 @@ class Children:
         self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
         self._gate: DeviceGate | None = None
+        self._held_until_s = math.inf
+        self._unborn: dict[tuple[str, int], Segment] = {}  # pages of those who are not forked yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
@@ -86,12 +90,16 @@ class Children:
         """Make what an actor finds when it starts: its control group and its status page, or an error."""
         spawn = msgspec.structs.replace(spawn, cgroup=self._cgroups.make(spawn.name, spawn.incarnation))
         try:
-            return spawn, page.create(self._space, spawn.name, spawn.incarnation), ""
+            segment = page.create(self._space, spawn.name, spawn.incarnation)
         except SegmentError as error:
             return spawn, None, str(error)
+        page.hold_until(segment, self._held_until_s)
+        self._unborn[spawn.name, spawn.incarnation] = segment
+        return spawn, segment, ""
 
     def refuse(self, spawn: Spawn, error: str) -> None:
         """Take back what was prepared for an actor that could not be started, and say why."""
+        self._unborn.pop((spawn.name, spawn.incarnation), None)
         self._cgroups.end(spawn.name, spawn.incarnation)
         self._space.sweep(spawn.name, spawn.incarnation)
         self._say(Exited(name=spawn.name, incarnation=spawn.incarnation, error=error))
@@ -99,6 +107,7 @@ class Children:
     def add(self, spawn: Spawn, pid: int, segment: Segment) -> str:
         """Watch an actor that was started; return why it cannot be, or nothing."""
         key = spawn.name, spawn.incarnation
+        self._unborn.pop(key, None)
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:  # dead, and reaped with a dead actor's strays
@@ -108,11 +117,26 @@ class Children:
         self._loop.add_reader(child.pidfd, self._died, child)
         return ""
 
+    def hold_until(self, until_s: float) -> None:
+        """Tell all actors, also those that come later, until when the lease holds; CLOCK_BOOTTIME."""
+        self._held_until_s = until_s
+        for segment in (*self._unborn.values(), *(child.segment for child in self._children.values())):
+            page.hold_until(segment, until_s)
+
     def promote(self, promote: Promote) -> None:
         """Note who a spare is from now on. Its end is told under its old name, which the head remembers."""
         child = self._children.get((promote.spare, 1))
         if child is not None:  # else it died just now, and the head has been told
             child.promoted_to = promote.name, promote.incarnation
+
+    def look(self, look: Look, run_dir: Path) -> None:
+        """Tell the head what there is to see of an actor, also of one that is dead."""
+        child = self._child(look.name, look.incarnation)
+        pid, seen = (child.pid, child.page()) if child is not None else (0, None)
+        self._run(self._look(look, Watched(pid=pid, page=seen, run_dir=run_dir)))
+
+    async def _look(self, look: Look, watched: Watched) -> None:
+        self._say(Seen(id=look.id, sight=msgspec.json.encode(await sight_of(look, watched))))
 
     # -- forced ends ----------------------------------------------------------------------------
 

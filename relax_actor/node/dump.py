@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+DUMPED_BY = signal.SIGUSR1
 DUMP_DEADLINE_S = 0.2
 _POLL_S = 0.005
 _QUIET_S = 0.02
@@ -19,24 +20,26 @@ async def dump_stacks(pid: int, log: Path) -> None:
     Returns when the dump is there and nothing more is written, or after `DUMP_DEADLINE_S`: a stopped process
     writes nothing.
     """
-    before, seen, since = _size(log), _size(log), time.monotonic()
+    before, seen, since = size_of(log), size_of(log), time.monotonic()
     deadline = since + DUMP_DEADLINE_S
     with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGUSR1)
+        os.kill(pid, DUMPED_BY)
     while (now := time.monotonic()) < deadline:
-        size = _size(log)
+        size = size_of(log)
         if size != seen:
             seen, since = size, now
-        elif size > before and now - since >= _QUIET_S and _SIGN in _from(log, before):
+        elif size > before and now - since >= _QUIET_S and _SIGN in read_from(log, before):
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _size(log: Path) -> int:
+def size_of(log: Path) -> int:
+    """Return how long a log is by now, in bytes."""
     return log.stat().st_size if log.exists() else 0
 
 
-def _from(log: Path, offset: int) -> bytes:
+def read_from(log: Path, offset: int) -> bytes:
+    """Return what is in a log after so many bytes."""
     with log.open("rb") as file:
         file.seek(offset)
         return file.read()

@@ -25,13 +25,10 @@ import msgspec
 
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.node import agent, cgroup, early, process, remains
-from relax_actor.node.names import END_NOW
+from relax_actor.node.names import END_NOW, EXIT_FENCED
 from relax_actor.node.renewal import LeaseEnd
 from transport.clock import BootClock
 from transport.shm import ShmSpace
-
-EXIT_FENCED = 75
-"""The lease was over."""
 
 EXIT_AGENT_DIED = 70
 

@@ -8,7 +8,13 @@ host that was declared lost may therefore be started elsewhere: it cannot run tw
 
 Refused: the head's beats alone as a sign of life (a beat that was long on its way would prolong a lease that
 the head has given up), and any judgement by a delay's statistics: busy is not dead.
+
+Where agent and keeper are stopped, nobody ends the actors when the lease is over. So within the head's
+`margin_s` two more fences act: an actor that looks at its agent's lease (`ActorFence`) ends itself and says
+why; then the kernel kills the agent by a timer that the agent set (`fuse`), and the actors with it.
 """
+
+import math
 
 import msgspec
 
@@ -29,6 +35,16 @@ class LeaseTerms(msgspec.Struct, frozen=True, kw_only=True):
     def patience_s(self) -> float:
         """How long after its last grant the head declares a host lost."""
         return self.ttl_s * (1.0 + self.drift_frac) + self.margin_s
+
+    @property
+    def actor_grace_s(self) -> float:
+        """How long after its agent's lease an actor ends itself, if nobody else has."""
+        return self.margin_s * 0.25
+
+    @property
+    def kernel_grace_s(self) -> float:
+        """How long after its lease the kernel ends an agent, if nobody else has."""
+        return self.margin_s * 0.75
 
 
 class HeldLease:
@@ -67,6 +83,39 @@ class HeldLease:
     def is_over(self, now_s: float) -> bool:
         """Whether nothing may be done under it any more."""
         return now_s >= self.until_s
+
+
+class ActorFence:
+    """An actor's side: whether it must end itself, since nobody above it has.
+
+    It goes by the agent's lease as shared memory shows it at the moment of the look, and counts nothing
+    between looks. So one that could not look for long (it was stopped, or the interpreter lock was held)
+    is not late: it finds the newest lease.
+
+    Args:
+        terms: of the lease.
+    """
+
+    def __init__(self, terms: LeaseTerms) -> None:
+        self._grace_s = terms.actor_grace_s
+        self._over_s = math.nan  # the end of the lease that was found to be over
+
+    def look(self, now_s: float, until_s: float) -> float | None:
+        """Return how soon to look again at the latest, in seconds; None: the lease is over.
+
+        What is over is looked at twice, since the first look may have met a write half done.
+
+        Args:
+            now_s: CLOCK_BOOTTIME; read BEFORE `until_s`, or a stop between the two would look like a delay.
+            until_s: the end of the lease.
+        """
+        left_s = until_s + self._grace_s - now_s
+        if left_s > 0:
+            return left_s
+        if until_s == self._over_s:
+            return None
+        self._over_s = until_s
+        return 0.0
 
 
 class Grants:

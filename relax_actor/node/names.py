@@ -8,10 +8,18 @@ from pathlib import Path
 END_NOW = signal.SIGUSR2
 """Tells a keeper on the head's own host to kill its agent, which may still be importing, and to sweep."""
 
+EXIT_FENCED = 75
+"""Exit code of a keeper, or of an actor that nobody else ended, whose lease was over."""
+
 
 def agent_identity(host: str, incarnation: int) -> bytes:
     """Return by which name an agent is known to the head's network."""
     return f"agent:{host}#{incarnation}".encode()
+
+
+def file_stem(name: str, incarnation: int) -> str:
+    """Return what the log and the crash reports of an incarnation are called, without folder and suffix."""
+    return f"{name.replace('/', '-')}-{incarnation}"
 
 
 def make_socket_dir(name: str) -> Path:

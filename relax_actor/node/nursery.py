@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig, Record, Spawn, Spawned
-from relax_actor.node import exec  # noqa: A004 - what the module does
+from relax_actor.node import exec, process  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
 from relax_actor.node.zygotes import Zygote
 from transport.control import Frames
@@ -164,7 +164,8 @@ class Nursery:
         if error:
             self._children.refuse(spawn, error)
             return
-        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid))
+        since = process.start_time(pid)
+        self._say(Spawned(name=spawn.name, incarnation=spawn.incarnation, pid=pid, start_ticks=since))
         if order.is_killed:
             self._children.kill(spawn.name, spawn.incarnation)
 

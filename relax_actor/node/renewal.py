@@ -45,6 +45,7 @@ class Renewal:
         until: where the keeper looks.
         line: to the head.
         end: called when the lease is over.
+        held: called with the new end of the lease whenever that has changed; seconds of the clock.
         clock: of this host.
     """
 
@@ -54,10 +55,12 @@ class Renewal:
         until: LeaseEnd,
         line: Line,
         end: Callable[[str], None],
+        held: Callable[[float], None],
+        *,
         clock: Clock = BOOT_CLOCK,
     ) -> None:
         self._config, self._until, self._line, self._end = config, until, line, end
-        self._clock = clock
+        self._held, self._clock = held, clock
         self._lease = HeldLease(config.lease, until.at_s)
         self._loop: asyncio.AbstractEventLoop
 
@@ -87,3 +90,4 @@ class Renewal:
     def _prolong(self, number: int) -> None:
         if self._lease.granted(number, self._clock.monotonic()):
             self._until.at_s = self._lease.until_s
+            self._held(self._lease.until_s)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from relax_actor.actor import wire
+from relax_actor.node.names import file_stem
 from relax_actor.supervision.fleet import Key, Place
 from relax_actor.supervision.host import actor_address
 from relax_actor.supervision.spec import ChildSpec
@@ -14,7 +15,7 @@ from relax_actor.supervision.spec import ChildSpec
 def spawn_record(key: Key, spec: ChildSpec, site: Place, *, is_spare: bool) -> wire.Spawn:
     """Return the order to start one incarnation on a host."""
     name, incarnation = key
-    file = f"{name.replace('/', '-')}-{incarnation}"
+    file = file_stem(name, incarnation)
     return wire.Spawn(
         name=name,
         incarnation=incarnation,

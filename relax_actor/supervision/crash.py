@@ -15,7 +15,6 @@ Nothing here can fail the run: what cannot be had is left out, and said in `miss
 """
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -26,13 +25,11 @@ from typing import Any
 
 import msgspec
 
+from relax_actor.files import log_tail
 from relax_actor.stacks import is_dump_line
 from relax_actor.supervision.events import Exit
 
 LOG_LINES = 200
-TAIL_BYTES = 256 * 1024
-"""How much of a log is looked at: its end, however long it is."""
-
 NVIDIA_SMI_S = 10.0
 MAX_WAITING = 64
 """Deaths that wait to be gathered; in a storm of them further ones keep only their line and log."""
@@ -118,17 +115,6 @@ def gather(death: Death, line: str, at: float) -> None:
             missing.append(f"{name}: {type(error).__name__}: {error}")
     if missing and death.crash.is_dir():
         (death.crash / "missing.txt").write_text("\n".join(missing) + "\n", "utf-8", "backslashreplace")
-
-
-def log_tail(path: Path, max_bytes: int = TAIL_BYTES) -> list[str]:
-    """Return the last lines of a log, whole ones but for the first; a missing log has none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - max_bytes))
-            return file.read().decode("utf-8", "backslashreplace").splitlines()
-    except OSError:
-        return []
 
 
 def _contents(death: Death, line: str, at: float) -> Iterator[tuple[str, Callable[[], str]]]:

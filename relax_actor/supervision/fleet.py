@@ -196,6 +196,21 @@ class Fleet:
         site = self._site_of(key)
         return site.host.name if site else None
 
+    def ask_host(self, name: str, record: Record) -> bool:
+        """Ask the agent of a host something; False where there is none."""
+        site = self._sites.get(name)
+        if site is None or site.agent is None or not site.joined:
+            return False
+        self._courier.say(site.agent.identity, record)
+        return True
+
+    def whereabouts(self, key: Key) -> dict[str, str]:
+        """Return what people need to find an actor: its host by both names, and the log's folder there."""
+        site = self._site_of(key)
+        if site is None or site.joined is None:
+            return {}
+        return {"site": site.host.name, "host": site.joined.node, "run_dir": self._place_of(site).run_dir}
+
     def _place_of(self, site: _Site) -> Place:
         assert site.joined is not None  # noqa: S101 - asked for joined hosts only
         return Place(socket_dir=site.joined.socket_dir, run_dir=site.host.run_dir or self._config.run_dir)
@@ -234,7 +249,14 @@ class Fleet:
         agent.process.agent_pid = record.pid
         site.rejoins = 0
         self._grants.grant(site.host.name, time.monotonic())
-        self._events.emit("host_joined", host=site.host.name, agent=agent.incarnation, agent_pid=record.pid)
+        self._events.emit(
+            "host_joined",
+            host=site.host.name,
+            agent=agent.incarnation,
+            agent_pid=record.pid,
+            node=record.node,
+            shm_root=site.host.shm_root or self._config.shm_root,
+        )
         waiting, site.waiting = site.waiting, {}
         for action in waiting.values():
             action(self._place_of(site))

@@ -1,14 +1,13 @@
 """The thin shell round `policy.TreePolicy`: facts in, commands out, in the courier's loop thread.
 
 It holds no opinion: the policy decides what is started, stopped and restarted; the node agent does it.
-What the shell adds is telling every actor who is up and who is gone, and writing the event log.
+What the shell adds is telling every actor who is up and who is gone (`directory`), and writing it all down
+(`chronicle`).
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,18 +15,19 @@ import msgspec
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.ref import Ref
-from relax_actor.actor.wire import NodeConfig, PeerGone, PeerUp, Record
-from relax_actor.ids import Holder
-from relax_actor.node import process
+from relax_actor.actor.wire import NodeConfig, PeerGone, Record
 from relax_actor.supervision import commands, events
-from relax_actor.supervision.births import rename_files, spawn_record
+from relax_actor.supervision.births import spawn_record
+from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
-from relax_actor.supervision.crash import CrashGatherer, Death
+from relax_actor.supervision.directory import Directory, identity_of
 from relax_actor.supervision.fleet import Fleet, Key, Place
 from relax_actor.supervision.hangs import HangWatch
 from relax_actor.supervision.hook import Hook, HookRunner
+from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
-from relax_actor.supervision.policy import NodeStatus, TreePolicy
+from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.sights import Sights
 from relax_actor.supervision.spec import ChildSpec
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -58,28 +58,30 @@ class TreeShell:
         hook: Hook | None = None,
     ) -> None:
         self._policy, self._fleet = policy, fleet
-        self._config, self._events, self._on_change = config, events_log, on_change
+        self._chronicle, self._on_change = Chronicle(config, fleet, events_log), on_change
         self._courier: Courier
+        self._meetings: Meetings
+        self._sights: Sights
+        self._directory: Directory
         self._timers: dict[str, Any] = {}
-        self._listeners: set[bytes] = set()
-        self._up: dict[str, wire.Ready] = {}
-        self._near: dict[Key, str] = {}  # where actors take the calls of their own host
-        self._pids: dict[tuple[str, int], int] = {}
+        self._born: dict[Key, wire.Spawned] = {}
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
         self._hangs = HangWatch(self._hung)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
-        self._crashes = CrashGatherer()
         self.finished: commands.Finished | None = None
         self.is_ready = False
 
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
+        self._directory = Directory(courier, self._fleet.host_of)
+        self._meetings = Meetings(lambda key, record: courier.say(identity_of(*key), record))
+        self._sights = Sights(self._fleet.ask_host, courier.say)
         self._hangs.start(courier.loop)
-        self._tell_tree("tree_started")
+        self._chronicle.tree("tree_started", self._policy.snapshot())
         self._fleet.start(self, courier)
 
     def handle(self, event: events.Event) -> None:
@@ -87,12 +89,12 @@ class TreeShell:
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
         if isinstance(event, events.AddChild | events.RemoveChild):
-            self._tell_tree("tree_changed")
+            self._chronicle.tree("tree_changed", self._policy.snapshot())
         self._on_change()
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that is there, if any."""
-        return next((pid for (each, _), pid in self._pids.items() if each == name), None)
+        return next((born.pid for born in self._born.values() if born.name == name), None)
 
     def close(self) -> None:
         """End the node agent and everything on it."""
@@ -100,18 +102,7 @@ class TreeShell:
             self._hook.close()
         self.monitors.close()
         self._fleet.close()
-        self._crashes.close()
-
-    def _tell_tree(self, kind: str) -> None:
-        """Log what people need to look into the run while this process is hung."""
-        self._events.emit(
-            kind,
-            run_id=self._config.run_id,
-            host=os.uname().nodename,
-            start_ticks=process.start_time(os.getpid()),
-            shm_root=self._config.shm_root,
-            tree=_outline(self._policy.snapshot()),
-        )
+        self._chronicle.close()
 
     # -- the fleet ------------------------------------------------------------------------------
 
@@ -138,6 +129,8 @@ class TreeShell:
                 self._exited(record)
             case wire.Dying():
                 self._dying(record)
+            case wire.Seen():
+                self._sights.answered(record)
             case _:
                 log.warning("unexpected %s from a node agent", type(record).__name__)
 
@@ -158,12 +151,8 @@ class TreeShell:
             case wire.Renew():
                 return
             case wire.Hello():
-                self._listeners.add(peer)
-                self._listeners.discard(
-                    _identity(self._promoted.get((record.name, record.incarnation), ""), 1)
-                )
-                for name in self._up:
-                    self._courier.say(peer, self._seen_by(_key_of(peer), name))
+                spare = self._promoted.get((record.name, record.incarnation))
+                self._directory.hello(peer, (spare, 1) if spare else None)
             case wire.Ready():
                 self._actor_ready(record)
             case _:
@@ -175,6 +164,10 @@ class TreeShell:
                 self.handle(events.SpareReady(name=record.name))
             case wire.Began() | wire.Ended() | wire.Beat():
                 self._hangs.heard(record)
+            case wire.Look():
+                self._sights.ask(peer, record)
+            case wire.Meeting():
+                self._meetings.opened(record)
             case wire.Released():
                 name, incarnation, epoch = record.name, record.incarnation, record.epoch
                 self.handle(events.Released(name=name, incarnation=incarnation, epoch=epoch))
@@ -182,50 +175,24 @@ class TreeShell:
                 log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
 
     def _spawned(self, record: wire.Spawned) -> None:
-        self._pids[record.name, record.incarnation] = record.pid
+        self._born[record.name, record.incarnation] = record
         self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._fleet.spawned((record.name, record.incarnation), record.pid)
-        self._emit_spawned(record.name, record.incarnation, record.pid)
-
-    def _emit_spawned(self, name: str, incarnation: int, pid: int) -> None:
-        self._events.emit(
-            "child_spawned",
-            child=name,
-            incarnation=incarnation,
-            pid=pid,
-            start_ticks=process.start_time(pid),
-            log=str(self._log_path(name, incarnation)),
-        )
+        self._chronicle.spawned(record)
 
     def _actor_ready(self, record: wire.Ready) -> None:
         key = record.name, record.incarnation
         self._ready.add(key)
-        self._up[record.name] = record
-        self._courier.peer_up(self._seen_by(None, record.name))
-        for peer in self._listeners:
-            self._courier.say(peer, self._seen_by(_key_of(peer), record.name))
+        self._directory.ready(record)
         self.monitors.note(Phase.READY, *key)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
-
-    def _seen_by(self, viewer: Key | None, name: str) -> PeerUp:
-        """Say where an actor takes the calls of another one, or of the head."""
-        up = self._up[name]
-        key = up.name, up.incarnation
-        is_near = self._fleet.host_of(viewer) == self._fleet.host_of(key)
-        return PeerUp(
-            name=name, incarnation=up.incarnation, address=self._near[key] if is_near else up.address
-        )
 
     def _dying(self, record: wire.Dying) -> None:
         """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
         name, incarnation = self._name_of(record.name, record.incarnation)
         record = msgspec.structs.replace(record, name=name, incarnation=incarnation)
-        if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
-            del self._up[name]
-        self._listeners.discard(_identity(name, incarnation))
-        self._courier.peer_dying(record)
-        self._broadcast(record)
-        self._events.emit("child_dying", child=name, incarnation=incarnation, reason=record.reason)
+        self._directory.dying(record)
+        self._chronicle.dying(record)
         self.monitors.note(Phase.DYING, name, incarnation)
         self.handle(events.Dying(name=name, incarnation=incarnation))
 
@@ -236,7 +203,7 @@ class TreeShell:
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
         told = key in self._told_to_stop
         if (spare := self._promoted.get(key)) is not None:
-            rename_files(self._crash_path(spare, 1), self._crash_path(*key), (".txt", ".json"))
+            self._chronicle.was_spare((spare, 1), key)
         how = classify(record, was_told=told)
         self._gone(*key, how)
 
@@ -246,43 +213,14 @@ class TreeShell:
         return next(names, (name, incarnation))
 
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
-        pid = self._pids.pop((name, incarnation), 0)
+        born = self._born.pop((name, incarnation), None)
         self._fleet.gone((name, incarnation))
-        self._near.pop((name, incarnation), None)
         self._hangs.forget((name, incarnation))
         self._promoted.pop((name, incarnation), None)
-        self._listeners.discard(_identity(name, incarnation))
-        gone = PeerGone(name=name, incarnation=incarnation, reason=str(how))
-        if (up := self._up.get(name)) is not None and up.incarnation == incarnation:
-            del self._up[name]
-        self._courier.peer_gone(gone)
-        self._broadcast(gone)
-        death = Death(
-            name=name,
-            incarnation=incarnation,
-            pid=pid,
-            exit=how,
-            log=self._log_path(name, incarnation),
-            crash=self._crash_path(name, incarnation),
-        )
-        self._events.emit(
-            "child_exited",
-            child=name,
-            incarnation=incarnation,
-            pid=pid,
-            reason=str(how),
-            exit=how.kind.value,
-            code=how.code,
-            signal=how.signal,
-            line=(line := death.line),
-        )
-        self._crashes.gather(death, line)
+        self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
+        self._chronicle.gone((name, incarnation), born.pid if born else 0, how)
         self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
-
-    def _broadcast(self, record: Record) -> None:
-        for listener in self._listeners:
-            self._courier.say(listener, record)
 
     # -- hangs and failures ---------------------------------------------------------------------
 
@@ -306,8 +244,12 @@ class TreeShell:
                 self._stop(command)
             case commands.Kill():
                 self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
-            case commands.GangAbort() | commands.Regroup():
-                self._order_rank(command)
+            case commands.GangAbort():
+                self._meetings.abort(command)
+                order = wire.GangAbort(epoch=command.epoch, reason=command.reason)
+                self._courier.say(identity_of(command.name, command.incarnation), order)
+            case commands.Regroup():
+                self._meetings.regroup(command)
             case commands.SetTimer() | commands.CancelTimer():
                 self._set_timer(command)
             case commands.Report():
@@ -333,7 +275,7 @@ class TreeShell:
 
         def spawn(site: Place) -> None:
             record = spawn_record(key, spec, site, is_spare=is_spare)
-            self._near[key] = record.address
+            self._directory.placed(key, record.address)
             self._fleet.say(key, record, arguments)
 
         self._fleet.when_joined(key, spawn)
@@ -341,40 +283,23 @@ class TreeShell:
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
         self._promoted[key] = command.spare
-        self._pids[key] = self._pids.pop(spare, 0)
-        self._near[key] = self._near.pop(spare, "")
+        born = self._born.pop(spare)
+        self._born[key] = msgspec.structs.replace(born, name=command.name, incarnation=command.incarnation)
+        self._directory.renamed(spare, key)
         self._fleet.renamed(spare, key)
         self._hangs.forget(spare)
         self._hangs.watch(key, command.spec.hang_after_s)
-        rename_files(self._log_path(*spare), self._log_path(*key), (".log",))
-        self._emit_spawned(*key, self._pids[key])
+        self._chronicle.promoted(spare, self._born[key])
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._fleet.say(key, record)
-        self._courier.say(_identity(*spare), record)
+        self._courier.say(identity_of(*spare), record)
         self.monitors.note(Phase.UP, *key)
-
-    def _order_rank(self, command: commands.GangAbort | commands.Regroup) -> None:
-        peer = _identity(command.name, command.incarnation)
-        if isinstance(command, commands.GangAbort):
-            self._courier.say(peer, wire.GangAbort(epoch=command.epoch, reason=command.reason))
-        else:
-            self._courier.say(peer, self._group_of(command))
-
-    def _group_of(self, command: commands.Regroup) -> wire.Regroup:
-        folder = Path(self._config.run_dir) / "gang"
-        folder.mkdir(exist_ok=True)
-        return wire.Regroup(
-            epoch=command.epoch,
-            rank=command.rank,
-            size=command.size,
-            rendezvous=f"file://{folder}/{command.gang}-{command.epoch}",
-        )
 
     def _stop(self, command: commands.Stop) -> None:
         key = command.name, command.incarnation
         self._told_to_stop.add(key)
         if key in self._ready:
-            self._courier.say(_identity(*key), wire.Stop(reason="its supervisor stops it"))
+            self._courier.say(identity_of(*key), wire.Stop(reason="its supervisor stops it"))
         else:  # still in its constructor: it owns nothing yet that it could clean up
             self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
 
@@ -393,26 +318,4 @@ class TreeShell:
         root_is_up = report.kind is commands.ReportKind.SUPERVISOR_READY
         if root_is_up and report.fields.get("supervisor") == self._policy.root_id:
             self.is_ready = True
-        self._events.emit(report.kind.value, **report.fields)
-
-    def _log_path(self, name: str, incarnation: int) -> Path:
-        return Path(self._config.run_dir) / "logs" / f"{name.replace('/', '-')}-{incarnation}.log"
-
-    def _crash_path(self, name: str, incarnation: int) -> Path:
-        return Path(self._config.run_dir) / "crash" / f"{name.replace('/', '-')}-{incarnation}"
-
-
-def _key_of(peer: bytes) -> Key:
-    name, _, incarnation = peer.decode(errors="replace").rpartition("#")
-    return name, int(incarnation) if incarnation.isdecimal() else 0
-
-
-def _identity(name: str, incarnation: int) -> bytes:
-    return str(Holder(name, incarnation)).encode()
-
-
-def _outline(node: NodeStatus) -> dict[str, Any]:
-    """Return who is below whom, in the order of the spec."""
-    if not node.is_supervisor:
-        return {"name": node.name}
-    return {"name": node.name, "children": [_outline(child) for child in node.children]}
+        self._chronicle.note(report.kind.value, report.fields)

@@ -2,17 +2,18 @@
 
 import os
 import signal
+import socket
 import time
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from supervised_actors import Rank
+from supervised_actors import Rank, TorchlessRank
+from watching import QUICK, events_of
 
-from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Intensity, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied, GangAborted
-from relax_actor.telemetry import read_events
 
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 RANKS = 8
 ABORT_S = 2.0
 
@@ -49,10 +50,6 @@ def sums(refs):
 
 def places(refs):
     return [reply.result() for reply in [ref.ask(Rank.where) for ref in refs]]
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
 
 
 def await_groups(tree, groups):
@@ -92,6 +89,46 @@ def test_a_rank_killed_inside_an_all_reduce_costs_one_process(tree):
     (aborted,) = events_of(tree, "gang_aborted")
     assert aborted["child"] == f"rank/{RANKS - 1}"
     assert len(aborted["survivors"]) == RANKS - 1
+
+
+def is_refused(rendezvous):
+    """Whether nobody listens there any more."""
+    where = urlsplit(rendezvous)
+    try:
+        socket.create_connection((where.hostname, where.port), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("lost", [0, RANKS - 1])
+def test_where_ranks_met_is_closed_to_those_who_come_too_late(tree, lost):
+    """Each epoch has a store of its own, on loopback where the gang has one host; also if rank 0 lives on."""
+    refs = refs_of(tree)
+    assert sums(refs) == [TOTAL] * RANKS
+    (before,) = {ref.ask(Rank.rendezvous).result() for ref in refs}
+    assert urlsplit(before).hostname == "127.0.0.1"
+    assert not is_refused(before)
+    os.kill(tree.pid(f"rank/{lost}"), signal.SIGKILL)
+    await_groups(tree, 2)
+    assert sums(refs) == [TOTAL] * RANKS
+    (after,) = {ref.ask(Rank.rendezvous).result() for ref in refs}
+    assert after != before
+    assert not is_refused(after)
+    assert is_refused(before)
+
+
+@pytest.mark.fault
+def test_ranks_without_torch_meet_where_rank_0_says(tmp_path):
+    child = ChildSpec(id="rank", actor=TorchlessRank, replicas=3, gang=True)
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(child,))
+    with Supervisor(spec, run_dir=tmp_path) as tree:
+        refs = [tree.ref(f"rank/{rank}", TorchlessRank) for rank in range(3)]
+        assert {ref.ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 1"}
+        os.kill(tree.pid("rank/0"), signal.SIGKILL)
+        await_groups(tree, 2)
+        assert {ref.within(20).ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 2"}
 
 
 @pytest.mark.fault

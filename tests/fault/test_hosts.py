@@ -1,5 +1,6 @@
 """A tree over several hosts: network namespaces of this machine, with links that are cut and healed."""
 
+import json
 import os
 import secrets
 import shutil
@@ -19,23 +20,28 @@ import psutil
 import pytest
 import zmq
 from sample_actors import Counter, Relay
+from supervised_actors import Rank, Worker
+from watching import QUICK, events_of, eventually, is_dead
 
-from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec, app
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec, app
+from relax_actor.actor.page import PageView
 from relax_actor.config import Config, DataConfig, DcsConfig, ModelConfig
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
-from relax_actor.errors import ActorDied, StartFailed
+from relax_actor.errors import ActorDied, GangAborted, StartFailed
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.roles.store import PolicyStore
 from relax_actor.supervision.hosts import Host
-from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
 TERMS = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 # As ssh: killing it here leaves what it started running there, and its end says nothing.
 LIKE_SSH = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec 3<&- <&-; wait; exit 255', "sh")
+
+
+# As a wrapper that says of itself what only a keeper may say: that nothing is left.
+A_LIAR = ("sh", "-c", 'exec 3<&0; trap "exit 3" TERM; "$@" <&3 3<&- & exec 3<&- <&-; wait', "sh")
 
 
 @dataclass
@@ -130,8 +136,7 @@ def tree_on(network, tmp_path, hosts, *children, **settings):
         run_dir=tmp_path / "run",
         hosts=hosts,
         address=network.head,
-        lease=TERMS,
-        **settings,
+        **{"lease": TERMS, **settings},
     )
 
 
@@ -139,19 +144,14 @@ def counter_on(*hosts, **fields):
     return ChildSpec(id="counter", actor=Counter, hosts=hosts, **fields)
 
 
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
-
-
 def net_of(pid):
     return Path(f"/proc/{pid}/ns/net").readlink()
+
+
+def in_method(tree, host, name, method):
+    """Wait until the first incarnation of an actor runs a method."""
+    space = ShmSpace(tree.run_id, host.shm_root)
+    eventually(lambda: PageView.read(space, name, 1).method == method)
 
 
 def agent_of(tree, name):
@@ -281,6 +281,35 @@ def test_an_agent_that_was_given_up_is_refused_when_it_comes_back(network, tmp_p
     assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
 
 
+def test_an_old_incarnation_that_goes_on_beside_its_successor_is_heard_by_nobody(network, tmp_path):
+    """It should be impossible, and takes a wrapper that lies; even then only the successor's word counts."""
+    hosts = [network.host("a", tmp_path, outside=A_LIAR), network.host("b", tmp_path)]
+    relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
+    lease = LeaseTerms(ttl_s=30.0, renew_s=0.3)
+    with tree_on(network, tmp_path, hosts, counter_on("a", "b"), relay, lease=lease) as tree:
+        counter, via = tree.ref("counter", Counter).within(20), tree.ref("relay", Relay).within(20)
+        assert via.ask(Relay.add_via, "counter", 100).result() == 100
+        old, agent = psutil.Process(tree.pid("counter")), agent_of(tree, "counter")
+        keeper = agent.parent()
+        old.suspend()
+        replies = [counter.ask(Counter.add, 1), via.ask(Relay.add_via, "counter", 1)]
+        agent.suspend()
+        keeper.parent().terminate()
+        for reply in replies:
+            with pytest.raises(ActorDied, match="incarnation 1"):
+                reply.result(20)
+        assert counter.ask(Counter.where).result()[1] == 2
+        old.resume()
+        space = ShmSpace(tree.run_id, hosts[0].shm_root)
+        eventually(lambda: (page := PageView.read(space, "counter", 1)).calls_begun == 3 and not page.method)
+        eventually(lambda: "counter#1" in {event["peer"] for event in events_of(tree, "peer_refused")})
+        assert counter.ask(Counter.add, 1).result() == 1
+        assert via.ask(Relay.add_via, "counter", 1).result() == 2
+        agent.resume()  # and finds that its head let it go
+        eventually(lambda: is_dead(keeper) and is_dead(old))
+        assert counter.ask(Counter.where).result()[1] == 2
+
+
 def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
@@ -292,6 +321,69 @@ def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(netw
         pid, incarnation = tree.ref("counter", Counter).within(20).ask(Counter.where).result()
         assert (incarnation, net_of(pid) != place) == (2, True)
     assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
+
+
+def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tmp_path):
+    """Also one that is itself stopped, and one that holds its interpreter lock: the kernel has a timer."""
+    hosts = [network.host("a", tmp_path, outside=LIKE_SSH), network.host("b", tmp_path)]
+    kinds = {"counter": Counter, "stopped": Counter, "hog": Worker}
+    children = [ChildSpec(id=name, actor=kind, hosts=("a", "b")) for name, kind in kinds.items()]
+    with tree_on(network, tmp_path, hosts, *children) as tree:
+        old = {name: psutil.Process(tree.pid(name)) for name in kinds}
+        child = psutil.Process(tree.ref("counter", Counter).ask(Counter.spawn_child).result())
+        tree.ref("hog", Worker).tell(Worker.hold_the_gil, 60)
+        in_method(tree, hosts[0], "hog", "hold_the_gil")
+        agent = agent_of(tree, "counter")
+        keeper = agent.parent()
+        old["stopped"].suspend()
+        keeper.suspend()
+        agent.suspend()
+        stopped = time.monotonic()
+        eventually(lambda: all(map(is_dead, [*old.values(), agent, child])))
+        gone_s = time.monotonic() - stopped
+        assert TERMS.ttl_s - 2 * TERMS.renew_s < gone_s < TERMS.ttl_s + TERMS.margin_s + 0.5
+        assert not events_of(tree, "host_lost")
+        for name, kind in kinds.items():
+            method = Counter.where if kind is Counter else Worker.who
+            assert tree.ref(name, kind).within(20).ask(method).result()[1] == 2
+        keeper.resume()
+        eventually(lambda: is_dead(keeper))
+    why = (tree.run_dir / "crash" / "counter-1.txt").read_text()
+    assert "the lease of its node agent has been over" in why
+    assert "agent and keeper are stopped" in why
+    assert "most recent call first" in (tree.run_dir / "logs" / "counter-1.log").read_text()
+    eventually(lambda: (tree.run_dir / "crash" / "counter-1" / "traceback.txt").read_text() == why)
+    assert [event["actor"] for event in events_of(tree, "actor_fenced")] == ["counter"]
+
+
+def test_actors_of_the_heads_own_host_end_by_themselves_too(tmp_path):
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(counter_on(),))
+    with Supervisor(spec, run_dir=tmp_path, lease=TERMS) as tree:
+        old, agent = psutil.Process(tree.pid("counter")), agent_of(tree, "counter")
+        agent.parent().suspend()
+        agent.suspend()
+        eventually(lambda: is_dead(old))
+        assert tree.ref("counter", Counter).within(20).ask(Counter.where).result()[1] == 2
+    assert "agent and keeper are stopped" in (tmp_path / "crash" / "counter-1.txt").read_text()
+
+
+def test_whoever_cannot_look_at_the_lease_for_long_is_not_ended_for_it(tmp_path):
+    """One is stopped for longer than the lease, one holds its interpreter lock, one has much to do."""
+    lock, much = (ChildSpec(id=name, actor=Worker) for name in ("lock", "much"))
+    spec = SupervisorSpec(id="root", backoff=QUICK, children=(counter_on(), lock, much))
+    terms = LeaseTerms(ttl_s=1.5, renew_s=0.3, margin_s=0.1)
+    with Supervisor(spec, run_dir=tmp_path, lease=terms) as tree:
+        counter = psutil.Process(tree.pid("counter"))
+        replies = [
+            tree.ref("lock", Worker).ask(Worker.hold_the_gil, 3),
+            tree.ref("much", Worker).ask(Worker.spin, 3.0),
+        ]
+        counter.suspend()
+        assert [reply.result() for reply in replies] == ["done", "done"]
+        counter.resume()
+        assert tree.ref("counter", Counter).ask(Counter.where).result()[1] == 1
+    assert not events_of(tree, "actor_fenced")
+    assert len(events_of(tree, "child_spawned")) == 3
 
 
 def test_a_stopped_agent_on_the_heads_own_host_is_replaced(tmp_path):
@@ -342,6 +434,89 @@ def test_hosts_may_have_ipv6_addresses(network6, tmp_path):
     relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
     with tree_on(network6, tmp_path, hosts, counter_on("a"), relay) as tree:
         assert tree.ref("relay", Relay).ask(Relay.add_via, "counter", 1).result() == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_gang_over_two_hosts_meets_again_when_one_rank_is_killed(network, tmp_path, lost):
+    """The ranks meet at rank 0's own address, whichever of them is lost."""
+    hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
+    env = {"GLOO_SOCKET_IFNAME": "eth0"}
+    ranks = ChildSpec(id="rank", actor=Rank, replicas=2, gang=True, zygote="torch", hosts=("a", "b"), env=env)
+    zygotes = {"default": (), "torch": ("torch",)}
+    terms = LeaseTerms(ttl_s=10.0, renew_s=1.0)  # the import of torch is longer than the others' leases
+    with tree_on(network, tmp_path, hosts, ranks, zygotes=zygotes, lease=terms) as tree:
+        refs = [tree.ref(f"rank/{rank}", Rank).within(60) for rank in range(2)]
+        assert [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]] == [3, 3]
+        nets = [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)]
+        before = refs[1].ask(Rank.rendezvous).result()
+        assert before.startswith(f"tcp://{hosts[0].address}:")
+        replies = [ref.ask(Rank.sum_for_ever) for ref in refs]
+        for rank, host in enumerate(hosts):
+            in_method(tree, host, f"rank/{rank}", "sum_for_ever")
+        os.kill(tree.pid(f"rank/{lost}"), signal.SIGKILL)
+        with pytest.raises(ActorDied):
+            replies[lost].result(20)
+        with pytest.raises(GangAborted):
+            replies[1 - lost].result(20)
+        assert [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]] == [3, 3]
+        assert refs[1].ask(Rank.rendezvous).result() != before
+        assert [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)] == nets
+    assert [event["epoch"] for event in events_of(tree, "gang_formed")] == [1, 2]
+
+
+def relax(tree, *arguments):
+    command = [sys.executable, "-m", "relax_actor", arguments[0], str(tree.run_dir), *arguments[1:]]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_actors_of_other_hosts_are_looked_into_through_their_agents(network, tmp_path):
+    """Host a has a name of its own, memory that nobody else knows of, and a run folder of its own."""
+    other = ("unshare", "--uts", "sh", "-c", 'hostname faraway; exec "$@"', "sh")
+    far = network.host("a", tmp_path, inside=other)
+    far = msgspec.structs.replace(far, run_dir=str(tmp_path / "run-of-a"))
+    lock, busy = (ChildSpec(id=name, actor=Worker, hosts=("a",)) for name in ("lock", "busy"))
+    near = ChildSpec(id="near", actor=Counter, hosts=("b",))
+    with tree_on(network, tmp_path, [far, network.host("b", tmp_path)], lock, busy, near) as tree:
+        tree.ref("lock", Worker).tell(Worker.hold_the_gil, 60)
+        tree.ref("busy", Worker).tell(Worker.work, 60.0, report=True)
+        in_method(tree, far, "lock", "hold_the_gil")
+        in_method(tree, far, "busy", "work")
+        rows = {row["actor"]: row for row in json.loads(relax(tree, "ps", "--json").stdout)}
+        assert [rows[name]["host"] for name in ("lock", "busy")] == ["faraway"] * 2
+        assert (rows["lock"]["pid"], rows["lock"]["method"]) == (tree.pid("lock"), "hold_the_gil")
+        assert rows["busy"]["progress"] == "still at it"
+        assert rows["lock"]["rss_bytes"] > 2**20
+        assert rows["near"]["pid"] == tree.pid("near")
+
+        stack = relax(tree, "stack", "lock")
+        assert "in hold_the_gil" in stack.stdout, stack.stderr
+        psutil.Process(tree.pid("busy")).suspend()
+        stopped = relax(tree, "stack", "busy")
+        assert "is stopped by a signal" in stopped.stderr
+        assert '"state":"stopped"' in relax(tree, "ps", "--json").stdout
+
+        os.kill(tree.pid("busy"), signal.SIGKILL)
+        eventually(
+            lambda: len([each for each in events_of(tree, "child_spawned") if each["child"] == "busy"]) == 2
+        )
+        why = json.loads(relax(tree, "why", "busy#1", "--json").stdout)
+        assert (why["exit"], why["method"]) == ("signal", "work")
+        assert why["log"] == str(tmp_path / "run-of-a" / "logs" / "busy-1.log")
+
+
+def test_without_the_head_there_is_nothing_to_see_of_other_hosts_and_it_is_said(network, tmp_path):
+    other = ("unshare", "--uts", "sh", "-c", 'hostname faraway; exec "$@"', "sh")
+    hosts = [network.host("a", tmp_path, inside=other), network.host("b", tmp_path)]
+    with tree_on(network, tmp_path, hosts, counter_on("a")) as tree:
+        log = (tree.run_dir / "events.jsonl").read_text()
+        copy = tmp_path / "copy"
+        shutil.copytree(tree.run_dir, copy, ignore=shutil.ignore_patterns("*.lock"))
+        address = events_of(tree, "tree_started")[0]["address"]
+        (copy / "events.jsonl").write_text(log.replace(address, f"ipc://{tmp_path}/nobody"))
+        command = [sys.executable, "-m", "relax_actor", "stack", str(copy), "counter"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "`counter#1` runs on faraway, out of sight" in done.stderr
+    assert "run this command on faraway" in done.stderr
 
 
 def weights_of(version):

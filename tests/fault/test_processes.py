@@ -13,17 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 from dying_actors import Mortal
+from watching import QUICK, events_of, eventually
 
-from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, Executed, StartFailed
 from relax_actor.node import cgroup
+from relax_actor.node.lease import LeaseTerms
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
 pytestmark = pytest.mark.fault
 
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
@@ -42,23 +43,12 @@ def mortal(tree):
     return tree.ref("mortal", Mortal)
 
 
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
 def is_gone(pid):
     """Whether there is no such process, or nothing but its exit status."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
 
 
 def seen(tree, incarnation=1):
@@ -138,11 +128,18 @@ def test_a_fork_that_ends_in_user_code_is_not_the_actors_death(tree, mortal):
 def test_a_fork_that_lives_on_keeps_no_death_secret(tree, mortal):
     """A fork owns neither the mutex nor the socket, and it dies with its actor."""
     fork = mortal.ask(Mortal.fork_and_live).result()
+    assert {mortal.ask(Mortal.where).result()[0] for _ in range(50)} == {tree.pid("mortal")}
     reply = running(tree, mortal)
     os.kill(tree.pid("mortal"), signal.SIGKILL)
     with pytest.raises(ActorDied):
         reply.result(20)
     eventually(lambda: is_gone(fork))
+
+
+def test_an_actor_may_read_its_data_through_forks(tree, mortal):
+    assert mortal.ask(Mortal.load_in_forks, 6).result() == [0, 1, 2, 3, 4, 5]
+    assert mortal.ask(Mortal.where).result() == (tree.pid("mortal"), 1)
+    assert events_of(tree, "child_dying") == []
 
 
 def test_an_actor_started_from_a_thread_that_ended_lives_on(tree):
@@ -507,3 +504,40 @@ def test_an_actor_is_not_restarted_before_its_device_is_free(tmp_path, monkeypat
         assert events_of(tree, "child_exited") == []
         held.unlink()
         assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
+
+
+# -- zygotes ----------------------------------------------------------------------------------------
+
+SLOW = """
+    import time
+    from pathlib import Path
+
+    started = Path(__file__).with_name("started")
+    if started.exists():
+        time.sleep(4.0)
+    started.touch()
+"""
+
+
+def test_a_zygote_that_imports_for_longer_than_the_lease_keeps_nobody_else_waiting(tmp_path, monkeypatch):
+    """The agent goes on meanwhile, so that its other actors live, and who waits may still be killed."""
+    (tmp_path / "slow.py").write_text(textwrap.dedent(SLOW))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    lease = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
+    zygotes = {"default": (), "slow": ("slow",)}
+    children = [ChildSpec(id=name, actor=Mortal, zygote="slow") for name in ("mortal", "waiting")]
+    other = ChildSpec(id="other", actor=Mortal)
+    with Supervisor(spec_of(*children, other), run_dir=tmp_path, lease=lease, zygotes=zygotes) as tree:
+        agent = psutil.Process(tree.pid("mortal")).parent()
+        actors = {tree.pid(name) for name in ("mortal", "waiting", "other")}
+        for process in agent.children():
+            if process.pid not in actors:
+                process.kill()
+        for name in ("mortal", "waiting"):
+            os.kill(tree.pid(name), signal.SIGKILL)
+        eventually(lambda: len(events_of(tree, "child_restarting")) == 2)
+        tree.remove_child("waiting")
+        assert tree.ref("mortal", Mortal).within(30).ask(Mortal.where).result()[1] == 2
+        assert tree.ref("other", Mortal).ask(Mortal.where).result()[1] == 1
+        assert tree.pid("waiting") is None
+    assert not events_of(tree, "host_lost")

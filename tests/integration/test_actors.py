@@ -8,6 +8,7 @@ import numpy as np
 import psutil
 import pytest
 from sample_actors import Counter, Relay
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.errors import (
@@ -37,13 +38,6 @@ def tree(tmp_path):
 @pytest.fixture
 def counter(tree):
     return tree.ref("counter", Counter)
-
-
-def eventually(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_an_endpoint_runs_in_its_own_process_and_keeps_its_state(tree, counter):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from call_actors import Worker
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec, gather, gather_all, stream
 from relax_actor.actor.mailbox import CREDIT_MESSAGES
@@ -66,13 +67,6 @@ def stopped(tree):
             os.kill(pid, signal.SIGCONT)
         except ProcessLookupError:
             continue
-
-
-def eventually(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def segments(tree):

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from watching import eventually
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -99,13 +99,6 @@ def started(path):
             run.head.kill()
             run.head.communicate()
         eventually(lambda: not any(process.is_running() for process in family))
-
-
-def eventually(condition, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_ps_and_tree_show_every_actor_with_its_process(run):

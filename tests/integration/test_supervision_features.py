@@ -12,13 +12,11 @@ import psutil
 import pytest
 from sample_actors import Counter
 from supervised_actors import PoisonedError, Worker
+from watching import QUICK, events_of, eventually
 
 from relax_actor import Backoff, ChildSpec, Decision, Failure, Intensity, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied, RemoteError
 from relax_actor.supervision.spec import SpecError
-from relax_actor.telemetry import read_events
-
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
 
 
 def spec_of(*children, **fields):
@@ -27,17 +25,6 @@ def spec_of(*children, **fields):
 
 def worker(**options):
     return ChildSpec(**{"id": "worker", "actor": Worker, **options})
-
-
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-
-
-def events_of(tree, kind):
-    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
 
 
 def first_event(tree, kind):

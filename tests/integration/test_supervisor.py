@@ -7,31 +7,22 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from sample_actors import Counter
+from watching import QUICK, eventually
 
-from relax_actor import Backoff, ChildSpec, Intensity, Strategy, Supervisor, SupervisorSpec
+from relax_actor import ChildSpec, Intensity, Strategy, Supervisor, SupervisorSpec
 from relax_actor.errors import StartFailed
 from relax_actor.supervision.spec import SpecError
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
-QUICK = Backoff(base_s=0.01, cap_s=0.05)
-
 
 def spec_of(*children, **fields):
     return SupervisorSpec(id="root", backoff=QUICK, children=children, **fields)
-
-
-def eventually(condition, timeout_s=15.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def socket_dirs(run_id):

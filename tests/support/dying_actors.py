@@ -112,6 +112,13 @@ class Mortal(Actor):
         return None
 
     @endpoint
+    def load_in_forks(self, items: int) -> list[int]:
+        """Read through two forks, as training code does."""
+        from torch.utils.data import DataLoader
+
+        return [int(batch.sum()) for batch in DataLoader(range(items), num_workers=2)]
+
+    @endpoint
     def environment(self, name: str) -> str:
         return os.environ.get(name, "")
 

@@ -5,6 +5,7 @@ import datetime as dt
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -59,6 +60,13 @@ class Worker(Actor):
         return "done"
 
     @endpoint
+    def spin(self, seconds: float) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pass
+        return "done"
+
+    @endpoint
     def work(self, seconds: float, *, report: bool) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -90,7 +98,7 @@ class Rank(Actor):
         assert epoch == self.ctx.gang.epoch
         import torch.distributed as dist
 
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         if dist.is_initialized():
             dist.destroy_process_group()
         gang = self.ctx.gang
@@ -127,3 +135,19 @@ class Rank(Actor):
     @endpoint
     def where(self) -> tuple[int, int, int]:
         return os.getpid(), self.ctx.gang.epoch, self.memory
+
+    @endpoint
+    def rendezvous(self) -> str:
+        return self.ctx.gang.rendezvous
+
+
+class TorchlessRank(Actor):
+    """A rank whose engine meets at a place of its own making."""
+
+    def open_rendezvous(self, epoch: int, host: str) -> str:
+        return f"{host} {epoch}"
+
+    @endpoint
+    def rendezvous(self) -> str:
+        assert "torch" not in sys.modules
+        return self.ctx.gang.rendezvous

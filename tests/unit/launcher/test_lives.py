@@ -217,3 +217,16 @@ def test_a_traceback_is_the_best_hint():
 def test_an_end_is_said_with_what_is_known():
     assert how(Life(name="a", incarnation=1)) == "unknown"
     assert how(Life(name="a", incarnation=1, code=3)) == "exit code 3"
+
+
+def test_an_actor_of_another_host_has_that_hosts_name_and_memory(happened):
+    happened.add("host_joined", host="a", agent=1, agent_pid=5, node="faraway", shm_root="/a/memory")
+    happened.add("host_joined", host="b", agent=1, agent_pid=6)
+    for name, site, host in (("left", "a", "faraway"), ("right", "b", "here")):
+        happened.add("child_spawned", child=name, incarnation=1, pid=7, host=host, site=site)
+
+    lives = lives_of(happened)
+
+    (left,), (right,) = lives.actors["left"], lives.actors["right"]
+    assert (left.host, left.site, left.shm_root) == ("faraway", "a", "/a/memory")
+    assert (right.host, right.site, right.shm_root) == ("here", "b", lives.shm_root)

@@ -18,12 +18,12 @@ from launcher.errors import RunFolderError
 from launcher.eventview import Choice, dead_letters, events
 from launcher.lives import Life
 from launcher.pages import in_method_s, kept_page, read_page
-from launcher.processes import catches, look
 from launcher.ps import CpuMeter, ps, rows, tree
 from launcher.runfolder import RunFolder, start_ticks
 from launcher.view import RunView
 from relax_actor.actor import page as status_page
 from relax_actor.actor.page import PageRecord, PageWriter
+from relax_actor.node.facts import catches, look
 from transport.shm import ShmSpace
 
 HERE = os.uname().nodename

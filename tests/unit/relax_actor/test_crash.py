@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from relax_actor.files import log_tail
 from relax_actor.supervision import crash
-from relax_actor.supervision.crash import CrashGatherer, Death, gather, log_tail
+from relax_actor.supervision.crash import CrashGatherer, Death, gather
 from relax_actor.supervision.events import Exit, ExitKind
 
 KILLED = Exit(kind=ExitKind.SIGNAL, signal=9)

@@ -1,0 +1,38 @@
+"""What the tests of a real tree wait for and look at."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from relax_actor import Backoff, Supervisor
+from relax_actor.telemetry import Event, read_events
+
+QUICK = Backoff(base_s=0.01, cap_s=0.05)
+"""Restarts that a test need not wait for."""
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Return once a condition holds.
+
+    Raises:
+        AssertionError: it did not in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def events_of(tree: Supervisor, kind: str) -> list[Event]:
+    """Return the events of a kind so far, in their order."""
+    return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Whether a process is gone, or waits to be reaped by a parent that may be stopped."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
