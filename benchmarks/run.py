@@ -10,6 +10,7 @@ MODEL = "runs/models/smollm2"  # paths are relative: commands are kept in the re
 COMMANDS = (
     ["examples/arithmetic/prepare.py", MODEL],
     ["benchmarks/calls.py"],
+    ["benchmarks/dcs.py"],
     ["benchmarks/overlap.py", MODEL],
     ["benchmarks/recovery.py", MODEL],
     ["benchmarks/learning.py", MODEL],

@@ -13,6 +13,7 @@ down yet), queue_committed (nobody is told yet) and queue_answered; in the promp
 
 import os
 import signal
+import threading
 import time
 from enum import StrEnum
 
@@ -87,7 +88,8 @@ def _strike(fault: Fault) -> None:
     if fault.action is Action.KILL:
         os.kill(os.getpid(), signal.SIGKILL)
     elif fault.action is Action.STOP:
-        os.kill(os.getpid(), signal.SIGSTOP)
+        # Sent to the process, it would be taken by the main thread, and this one would go on until then.
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
     elif fault.action is Action.EXIT:
         os._exit(7)
     elif fault.action is Action.DELAY:

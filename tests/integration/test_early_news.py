@@ -41,14 +41,14 @@ def word(courier):
 
 
 def test_a_word_fails_the_calls_in_hand(courier, word):
-    reply = Ref("a", courier).ask(Somebody.one)
+    reply = Ref("a", courier.caller).ask(Somebody.one)
     word.say(Dying(name="a", incarnation=2, reason="SIGKILL"))
     with pytest.raises(ActorDied, match="SIGKILL"):
         reply.result(20)
 
 
 def test_a_word_about_another_incarnation_or_another_matter_changes_nothing(courier, word):
-    reply = Ref("a", courier).ask(Somebody.one)
+    reply = Ref("a", courier.caller).ask(Somebody.one)
     word.say(Stop(reason="not a death"))
     word.say(Dying(name="nobody", incarnation=1, reason="SIGKILL"))
     word.say(Dying(name="a", incarnation=1, reason="SIGSEGV"))
@@ -59,6 +59,6 @@ def test_a_word_about_another_incarnation_or_another_matter_changes_nothing(cour
 
 def test_the_end_of_the_agent_ends_the_words(courier, word):
     word.close()
-    reply = Ref("a", courier).ask(Somebody.one, timeout_s=0.3)
+    reply = Ref("a", courier.caller).ask(Somebody.one, timeout_s=0.3)
     with pytest.raises(Exception, match="one"):
         reply.result(20)

@@ -19,7 +19,6 @@ def test_each_of_several_hosts_has_one_that_stays_there_in_the_order_of_the_host
         (f"store-{index}", (host,), {"X": "1"}) for index, host in enumerate("abc")
     ]
     chain = ("store-0", "store-1", "store-2")
-    assert all(
-        spec.args == {"chain": chain, "keep": 3, "budget_bytes": 7, "patience_s": 2.0} for spec in specs
-    )
+    given = {"chain": chain, "stages": False, "keep": 3, "budget_bytes": 7, "patience_s": 2.0}
+    assert all(spec.args == given for spec in specs)
     validate(SupervisorSpec(id="run", children=tuple(specs)))
