@@ -102,13 +102,22 @@ def reap_strangers(known: Container[int]) -> None:
             os.waitpid(dead.si_pid, os.WNOHANG)
 
 
+def awaits_adoption(pid: int) -> bool:
+    """Whether a process is there, but as another's child."""
+    fields = _stat(pid)
+    return fields is not None and fields[1] != str(os.getpid())
+
+
 def exit_of(pid: int) -> tuple[int | None, int | None] | None:
     """Look at a dead child's exit without reaping it.
 
     Returns:
-        (exit code, None), (None, signal), or None while it lives.
+        (exit code, None), (None, signal), or None while it lives or where it has been reaped.
     """
-    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    try:
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
     if status is None:
         return None
     if status.si_code == os.CLD_EXITED:

@@ -506,6 +506,42 @@ def test_an_actor_is_not_restarted_before_its_device_is_free(tmp_path, monkeypat
         assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
 
 
+# -- births ------------------------------------------------------------------------------------------
+
+DEAD_AT_BIRTH = """
+    import os
+    from relax_actor.node import process
+
+    process.become_subreaper()
+    (told, tell), (waited, let_go) = os.pipe(), os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(let_go)
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.write(tell, child.to_bytes(4, "little"))
+        os.read(waited, 1)
+        os._exit(0)
+    child = int.from_bytes(os.read(told, 4), "little")
+    assert process.awaits_adoption(child)
+    assert process.exit_of(child) is None
+    os.close(let_go)
+    os.waitpid(middle, 0)
+    assert not process.awaits_adoption(child)
+    assert process.exit_of(child) == (3, None)
+    os.waitpid(child, 0)
+    assert not process.awaits_adoption(child)
+    assert process.exit_of(child) is None
+"""
+
+
+def test_who_dies_before_it_is_adopted_is_collected_when_it_is():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(DEAD_AT_BIRTH)], check=False, timeout=60)
+    assert done.returncode == 0
+
+
 # -- zygotes ----------------------------------------------------------------------------------------
 
 SLOW = """
@@ -539,5 +575,5 @@ def test_a_zygote_that_imports_for_longer_than_the_lease_keeps_nobody_else_waiti
         tree.remove_child("waiting")
         assert tree.ref("mortal", Mortal).within(30).ask(Mortal.where).result()[1] == 2
         assert tree.ref("other", Mortal).ask(Mortal.where).result()[1] == 1
-        assert tree.pid("waiting") is None
+        eventually(lambda: tree.pid("waiting") is None)
     assert not events_of(tree, "host_lost")
