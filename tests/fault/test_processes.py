@@ -153,6 +153,7 @@ def test_an_actor_started_from_a_thread_that_ended_lives_on(tree):
 
 def test_what_an_actor_was_doing_outlives_it(tree, mortal):
     reply = running(tree, mortal)
+    eventually(lambda: seen(tree).progress)  # which the method says only after it has begun
     os.kill(tree.pid("mortal"), signal.SIGKILL)
     with pytest.raises(ActorDied):
         reply.result(20)
