@@ -67,11 +67,6 @@ def await_adoption(parent: int) -> None:
         time.sleep(0.0005)
 
 
-def is_single_threaded() -> bool:
-    """Whether this process may fork without losing a thread that holds a lock."""
-    return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - no Path objects in a hot zygote
-
-
 def kill_group(group: int) -> bool:
     """SIGKILL every process of the group; False if none is left."""
     try:

@@ -375,20 +375,46 @@ def test_a_zygote_that_nobody_declared_is_named(tmp_path):
         Supervisor(spec_of(child), run_dir=tmp_path).__enter__()
 
 
-def test_a_zygote_that_touched_a_device_forks_nobody(tmp_path, monkeypatch):
-    """A fork of a CUDA context is a broken one, so it must never come to that."""
-    (tmp_path / "touching.py").write_text(
-        "import sys, types\n"
-        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
-        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
-    )
+def unfit(tmp_path, monkeypatch, code):
+    """Return a tree whose zygote imports a module that leaves it unfit to fork."""
+    (tmp_path / "unfitting.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    tree = Supervisor(
-        spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path, zygotes={"default": ["touching"]}
-    )
-    with pytest.raises(StartFailed, match="touched a device"):
-        tree.__enter__()
-    assert "torch.cuda is initialized" in (tmp_path / "logs" / "agent.log").read_text()
+    child = ChildSpec(id="mortal", actor=Mortal)
+    return Supervisor(spec_of(child), run_dir=tmp_path, zygotes={"default": ["unfitting"]})
+
+
+TOUCHES_A_DEVICE = """
+import sys, types
+sys.modules["torch"] = torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+"""
+STARTS_A_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name="pool of theirs", daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(TOUCHES_A_DEVICE, "torch.cuda is initialized"), (STARTS_A_THREAD, "a fork would lose: pool of theirs")],
+    ids=["device", "thread"],
+)
+def test_actors_of_a_zygote_that_must_not_fork_start_in_interpreters_of_their_own(
+    tmp_path, monkeypatch, code, reason
+):
+    """A fork of a CUDA context is a broken one, and one of threads may hang: it must never come to that."""
+    with unfit(tmp_path, monkeypatch, code) as tree:
+        mortal = tree.ref("mortal", Mortal).within(60)
+        assert mortal.ask(Mortal.one).result() == 1
+        agent = psutil.Process(tree.pid("mortal")).parent()
+        assert "relax_actor.node.exec" in psutil.Process(tree.pid("mortal")).cmdline()
+        assert [each.pid for each in agent.children()] == [tree.pid("mortal")]
+        os.kill(tree.pid("mortal"), signal.SIGKILL)
+        assert mortal.ask(Mortal.where).result()[1] == 2
+    events, _ = read_events(tmp_path / "events.jsonl")
+    warnings = [event for event in events if event["kind"] == "zygote_unfit"]
+    assert [(event["zygote"], reason in event["reason"]) for event in warnings] == [("default", True)]
+    assert "importing unfitting" in (tmp_path / "logs" / "agent.log").read_text()
 
 
 # -- memory -----------------------------------------------------------------------------------------

@@ -160,6 +160,10 @@ def test_an_event_worth_a_line_has_one(story, number, line):
             "host a is lost with 2 actors: r",
         ),
         (
+            {"kind": "zygote_unfit", "zygote": "torch", "reason": "r"},
+            "zygote torch is not used, its actors start slowly: r",
+        ),
+        (
             {"kind": "step", "step": 1, "loss": "nan", "skipped": "no signal"},
             "step 1: reward -, loss nan, 0 tokens/s, staleness -, skipped: no signal",
         ),
