@@ -44,7 +44,7 @@ class Execution:
     Args:
         serving: what answers leave by.
         page: says which calls have begun and which are over.
-        duty: tells the watchdog what the main thread is at.
+        duty: writes down what the main thread is at.
         gang: whose breaks spoil the calls under way.
         events: where dead letters are logged.
         on_fatal: told of an error after which the actor cannot go on, once its call is answered.

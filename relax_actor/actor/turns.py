@@ -25,7 +25,7 @@ class Turns:
         mailbox: what waits.
         execution: carries out calls.
         courier: is read while there is nothing to do.
-        duty: tells the watchdog what the thread is at.
+        duty: writes down what the thread is at.
         gang: without which a rank does nothing.
         events: where a spoiled step is logged.
         is_rank: whether this actor is a rank of a gang.

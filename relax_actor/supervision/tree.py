@@ -22,7 +22,6 @@ from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.directory import Directory, identity_of
 from relax_actor.supervision.fleet import Fleet, Key, Place
-from relax_actor.supervision.hangs import HangWatch
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
@@ -68,7 +67,6 @@ class TreeShell:
         self._ready: set[tuple[str, int]] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
-        self._hangs = HangWatch(self._hung)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
@@ -80,7 +78,6 @@ class TreeShell:
         self._directory = Directory(courier, self._fleet.host_of)
         self._meetings = Meetings(lambda key, record: courier.say(identity_of(*key), record))
         self._sights = Sights(self._fleet.ask_host, courier.say)
-        self._hangs.start(courier.loop)
         self._chronicle.tree("tree_started", self._policy.snapshot())
         self._fleet.start(self, courier)
 
@@ -129,6 +126,8 @@ class TreeShell:
                 self._exited(record)
             case wire.Dying():
                 self._dying(record)
+            case wire.Hung():
+                self._hung(record)
             case wire.Seen():
                 self._sights.answered(record)
             case _:
@@ -162,8 +161,6 @@ class TreeShell:
         match record:
             case wire.SpareReady():
                 self.handle(events.SpareReady(name=record.name))
-            case wire.Began() | wire.Ended() | wire.Beat():
-                self._hangs.heard(record)
             case wire.Look():
                 self._sights.ask(peer, record)
             case wire.Meeting():
@@ -215,7 +212,6 @@ class TreeShell:
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
         born = self._born.pop((name, incarnation), None)
         self._fleet.gone((name, incarnation))
-        self._hangs.forget((name, incarnation))
         self._promoted.pop((name, incarnation), None)
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
         self._chronicle.gone((name, incarnation), born.pid if born else 0, how)
@@ -224,9 +220,10 @@ class TreeShell:
 
     # -- hangs and failures ---------------------------------------------------------------------
 
-    def _hung(self, key: Key, why: str) -> None:
-        hung = events.Exit(kind=events.ExitKind.HANG, detail=why)
-        self.handle(events.Failed(name=key[0], incarnation=key[1], exit=hung))
+    def _hung(self, record: wire.Hung) -> None:
+        name, incarnation = self._name_of(record.name, record.incarnation)
+        hung = events.Exit(kind=events.ExitKind.HANG, detail=record.why)
+        self.handle(events.Failed(name=name, incarnation=incarnation, exit=hung))
 
     def _ref(self, name: str) -> Ref[Any]:
         return Ref(name, self._courier.caller)
@@ -271,7 +268,6 @@ class TreeShell:
     def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
         arguments = codec.pack(spec.args)
         self._fleet.place(key, spec.hosts, replica)
-        self._hangs.watch(key, spec.hang_after_s)
 
         def spawn(site: Place) -> None:
             record = spawn_record(key, spec, site, is_spare=is_spare)
@@ -287,8 +283,6 @@ class TreeShell:
         self._born[key] = msgspec.structs.replace(born, name=command.name, incarnation=command.incarnation)
         self._directory.renamed(spare, key)
         self._fleet.renamed(spare, key)
-        self._hangs.forget(spare)
-        self._hangs.watch(key, command.spec.hang_after_s)
         self._chronicle.promoted(spare, self._born[key])
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._fleet.say(key, record)
