@@ -49,7 +49,7 @@ from transport.control import Frames
 from transport.errors import CodecError
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
-from transport.zmq_hub import Hub
+from transport.zmq_hub import Hub, Ready
 
 
 class Courier:
@@ -149,10 +149,6 @@ class Courier:
         """Where peers on other hosts reach this process, with the port it got."""
         return self._sockets.remote_address
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while there is something to `read`; see `Hub.rest`."""
-        return self._hub.fileno()
-
     def hear_early(self, news: socket.socket) -> None:
         """Hear of deaths on this host as soon as they are felt, until the other end is closed.
 
@@ -161,9 +157,9 @@ class Courier:
         """
         self._early.hear(news)
 
-    def read(self) -> None:
-        """Take in what has come, and tell callers whose calls ended; any thread."""
-        self._hub.read()
+    def read(self, ready: Ready | None = None, /) -> None:
+        """Take in what has come, and tell callers whose calls ended; any thread. See `Hub.read`."""
+        self._hub.read(ready)
         self._settle()
 
     def rename(self, holder: Holder) -> None:

@@ -156,15 +156,13 @@ class _Process(Callee):
             self._actor = self._execution.actor = self._turns.actor = self._construct(codec.unpack(arguments))
             if self._spawn.is_spare:
                 await self._await_promotion()
-            self._loop.add_reader(self._courier.fileno(), self._turns.read)
-            self._selector.watch = self._courier.watch
+            self._selector.wait_for_messages(self._courier.watch, self._turns.read)
             self._page.set_state(PageState.READY)
             self._courier.tell_head(self._ready())
             await self._turns.serve()
             self._actor.on_stop(self._stop_reason)
         finally:
-            self._selector.watch = None
-            self._loop.remove_reader(self._courier.fileno())
+            self._selector.wait_for_no_messages()
             self._courier.stop()
             self._context.events.close()
         return 0
