@@ -11,8 +11,8 @@ timer of the I/O loop looks after `CHECK_S` whether that is still so. While some
 happens there is no timer: whoever wakes from a rest starts it.
 
 Who rests does so in an epoll that mirrors the hub's. An actor's main loop does it in its selector, which hands
-over what it found before it returns: a turn of the loop between a message and its answer would cost more than
-most of what happens there.
+what it found over before it returns: a turn of the loop between a message and its answer would take longer
+than most of what happens there.
 """
 
 import asyncio

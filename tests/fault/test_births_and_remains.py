@@ -152,3 +152,51 @@ def test_the_next_start_clears_away_what_a_run_left_that_was_killed_as_a_whole(t
         assert run_id not in other_runs(SHM_ROOT)
         eventually(lambda: is_gone(stray))
         assert groups is None or list(groups.parent.glob(f"relax-actor-{run_id}-*")) == []
+
+
+EARLY_DEATH = """
+    import asyncio, os, signal, sys
+    from relax_actor.actor.wire import Exited, NodeConfig, Spawn
+    from relax_actor.node import process
+    from relax_actor.node.children import Children
+    from transport.shm import ShmSpace
+
+    async def main(folder):
+        process.become_subreaper()
+        config = NodeConfig(
+            run_id="early", run_dir=folder, socket_dir=folder, head="ipc:///h", head_pid=0, shm_root=folder,
+            zygotes={},
+        )
+        said, over = [], asyncio.Event()
+        say = lambda record: (said.append(record), isinstance(record, Exited) and over.set())
+        children = Children(config, ShmSpace("early", folder), set, say)
+        crash = folder + "/a.txt"
+        order = Spawn(name="a", incarnation=1, target="m:A", zygote="", address="", log="", crash=crash)
+        order, segment, error = children.prepare(order)
+        assert segment is not None, error
+        pids, hold = os.pipe(), os.pipe()
+        if os.fork() == 0:  # who forks the actor, and lives on for a while
+            os.close(hold[1])
+            if (actor := os.fork()) == 0:
+                os.setpgid(0, 0)
+                os.close(hold[0])
+                signal.pause()
+            os.write(pids[1], actor.to_bytes(4, "little"))
+            os.read(hold[0], 1)
+            os._exit(0)
+        assert children.add(order, int.from_bytes(os.read(pids[0], 4), "little"), segment) == ""
+        children.kill("a", 1)
+        await asyncio.sleep(0.2)
+        assert not over.is_set(), said
+        os.close(hold[1])
+        await asyncio.wait_for(over.wait(), 20)
+        print(said[-1].signal, said[-1].error)
+
+    asyncio.run(main(sys.argv[1]))
+"""
+
+
+def test_who_is_killed_before_it_is_the_agents_child_is_told_to_be_gone(tmp_path):
+    command = [sys.executable, "-c", textwrap.dedent(EARLY_DEATH), str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.stdout.split(), ended.returncode) == (["9"], 0), ended.stderr
