@@ -10,8 +10,8 @@ States. On duty: the I/O loop watches the hub. Off duty: somebody `rests` on the
 timer of the I/O loop looks after `CHECK_S` whether that is still so. While somebody rests and nothing
 happens there is no timer: whoever wakes from a rest starts it.
 
-Who rests does so in an epoll that mirrors the hub's. An actor's main loop does it in its selector, which hands
-what it found over before it returns: a turn of the loop between a message and its answer would take longer
+Who rests does so in an epoll that mirrors the hub's. An actor's main loop does so in its selector and hands
+what it found over before `select` returns: a turn of the loop between a message and its answer takes longer
 than most of what happens there.
 """
 
