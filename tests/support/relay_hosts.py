@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import numpy as np
 
-from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.actor.store import open_store
+from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.dcs.relay.carrier import GlooCarrier
 from relax_actor.dcs.relay.chain import Chain
 from relax_actor.dcs.relay.intake import Intake
-from relax_actor.dcs.relay.pulling import Puller
 from relax_actor.dcs.relay.leading import Leader
+from relax_actor.dcs.relay.pulling import Puller
 from relax_actor.dcs.relay.records import RelayError
 from relax_actor.dcs.relay.riding import Rider
 from relax_actor.dcs.relay.serving import ServingLink
@@ -44,6 +44,13 @@ class PausableStore(HostStore):
     """A store whose buckets are on their way for as long as a test wants."""
 
     paused = False
+    looks = True  # whether what was published is seen
+
+    def latest(self):
+        found = super().latest()
+        if self.looks:
+            self._last = found
+        return getattr(self, "_last", None)
 
     def holds(self, version, bucket):
         return super().holds(version, bucket) and not (self.paused and bucket)

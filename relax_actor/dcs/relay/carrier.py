@@ -7,6 +7,7 @@ the deadline where it stands still. What broke stays broken: a new group is anot
 
 import contextlib
 import importlib
+import re
 from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
@@ -115,4 +116,10 @@ class GlooCarrier:
         try:
             yield
         except RuntimeError as error:
-            raise GroupBrokenError(self._epoch, str(error)) from error
+            raise GroupBrokenError(self._epoch, _fact(error)) from error
+
+
+def _fact(error: RuntimeError) -> str:
+    """Leave out where in the library's source it happened, and its advice."""
+    said = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", str(error))
+    return said.partition(". This is typically")[0]

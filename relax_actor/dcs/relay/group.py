@@ -77,12 +77,13 @@ class Desk:
         """Note that a store asks for a seat.
 
         Args:
-            holder: who asks.
+            holder: who asks; one that is seated is not noted.
             have: the newest version it has, or refuses; -1 is none.
             newest: the newest version that the lead has, -1 is none.
             now: the time.
         """
-        if holder.name in self._names:
+        # Who has a seat asks only to be told; were it noted, the next group would wait for it in vain.
+        if holder.name in self._names and holder not in self.seated:
             known = self._asked.get(holder.name)
             is_here = known is not None and known.holder == holder and self._is_fresh(known, now)
             since = known.since if known is not None and is_here else now

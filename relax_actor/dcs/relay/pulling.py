@@ -64,7 +64,7 @@ class Puller:
         rider: Rider | None = None,
     ) -> None:
         self._store, self._intake, self._chain, self._dial, self._emit = store, intake, chain, dial, emit
-        self._retry_s, self._rider = retry_s, rider
+        self._retry_s, self.rider = retry_s, rider
         self._offered: dict[PolicyVersion, Offer] = {}
         self._newest_complete = -1
         self._skipped_the_last = False
@@ -79,8 +79,8 @@ class Puller:
             PolicyBudgetError: a version cannot fit into the memory allowed.
         """
         while not self._closed.is_set():
-            if self._rider is not None and self._rider.has_seat():
-                self._ride(self._rider)
+            if self.rider is not None and self.rider.has_seat():
+                self._ride(self.rider)
             else:
                 self._pull(self._chain.upstream(time.monotonic()))
         self._intake.close()
@@ -88,8 +88,8 @@ class Puller:
     def close(self) -> None:
         """End soon; any thread."""
         self._closed.set()
-        if self._rider is not None:
-            self._rider.close()
+        if self.rider is not None:
+            self.rider.close()
         if (stream := self._stream) is not None:
             stream.end()
 
@@ -145,11 +145,11 @@ class Puller:
         return self._chain.upstream(time.monotonic()) == upstream and not self._has_seat()
 
     def _has_seat(self) -> bool:
-        return self._rider is not None and self._rider.has_seat()
+        return self.rider is not None and self.rider.has_seat()
 
     def _is_spoken_to(self, stream: Stream, upstream: str) -> bool:
         """Wait for the store above; where there may be a seat meanwhile, for a while only."""
-        if self._rider is None or self._intake.haul is not None:
+        if self.rider is None or self._intake.haul is not None:
             return True  # the stream's own patience is enough
         waits = select.poll()
         waits.register(stream.fileno(), select.POLLIN)
