@@ -32,8 +32,8 @@ from transport.errors import TransportError
 from transport.shm import SegmentSpaceError
 from transport.stream import Stream
 
-PIECE_BYTES: Final = 1 << 20
-"""What is received before it is summed up: it fits the cache."""
+PIECE_BYTES: Final = 256 << 10
+"""What is received before it is summed up: it is still in the core's own cache then."""
 
 Dial = Callable[[str, int], Stream]
 """Opens a stream to the store of this name, for the link of this epoch."""
