@@ -75,9 +75,7 @@ def test_a_store_maps_a_segment_once_for_all_versions_that_are_written_into_it(p
     for version in range(12):
         play.publish(version)
         eventually(lambda version=version: b.has(version))
-    assert (
-        3 <= len(a.store.mappings) <= 9
-    )  # three buckets, of two versions that are kept and one that is written
+    assert 3 <= len(a.store.mappings) <= 9  # three buckets; two versions are kept, one is written
 
 
 @pytest.mark.parametrize("elements", [1, 250_000])
