@@ -57,7 +57,13 @@ class GroupingActor(StagingActor):
             open_meeting=lambda: open_store(self.host),
             join=join,
         )
-        self.in_thread("leader", leader.run)
+        self._leading = self.in_thread("leader", leader.run)
+
+    def stop_leading(self, within_s: float) -> None:
+        """End the group in order, if this actor leads one."""
+        if self.leader is not None:
+            self.leader.close()
+            self._leading.join(within_s)
 
     def make_rider(self, intake: Intake, lead: str, retry_s: float) -> Rider:
         """Return what rides in the groups of `lead`."""

@@ -147,8 +147,7 @@ class PolicyStore(GroupingActor):
         self._listener.close()
         if self.stager is not None:
             self.stager.close()
-        if self.leader is not None:
-            self.leader.close()
+        self.stop_leading(self._patience_s)
         for _, link in self._links.values():
             link.close()
         if self._puller is not None:

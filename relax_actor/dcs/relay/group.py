@@ -28,6 +28,10 @@ GATHER_S: Final = 0.3
 FRESH_S: Final = 1.0
 """How long somebody who asked counts as being there."""
 
+FIRST_REST_S: Final = 0.5
+LONGEST_REST_S: Final = 30.0
+"""No group is formed for so long after one that was of no use: each further one in a row doubles it."""
+
 KEY_BYTES: Final = 32
 
 
@@ -72,6 +76,8 @@ class Desk:
         self._names = tuple(names)
         self._asked: dict[str, _Asked] = {}
         self._ended = 0.0  # when the last group did
+        self._useless = 0  # groups in a row
+        self._rests_until = 0.0
 
     def ask(self, holder: Holder, have: int, newest: int, now: float) -> None:
         """Note that a store asks for a seat.
@@ -92,7 +98,7 @@ class Desk:
     def due(self, now: float) -> tuple[Holder, ...]:
         """Return whom a group is to be formed of now, in the order of the chain; empty for not now."""
         ready = self._ready(now)
-        if not ready or self.seated:
+        if not ready or self.seated or now < self._rests_until:
             return ()
         waits_since = max(self._ended, min(each.since for each in ready))
         if len(ready) < len(self._names) and now - waits_since < GATHER_S:
@@ -113,9 +119,17 @@ class Desk:
         self.seated = tuple(members)
         return min(self._asked.pop(member.name).have for member in members)
 
-    def dissolve(self, now: float) -> None:
-        """The group is no more."""
+    def dissolve(self, now: float, *, was_useful: bool) -> None:
+        """The group is no more.
+
+        Args:
+            now: the time.
+            was_useful: whether a version came by it, or it ended in order.
+        """
         self.seated, self._ended = (), now
+        self._useless = 0 if was_useful else self._useless + 1
+        if self._useless:
+            self._rests_until = now + min(FIRST_REST_S * 2.0 ** (self._useless - 1), LONGEST_REST_S)
 
     def _ready(self, now: float) -> list[_Asked]:
         asked = [self._asked[name] for name in self._names if name in self._asked]

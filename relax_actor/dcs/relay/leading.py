@@ -65,6 +65,7 @@ class Leader:
         self._lock = threading.Lock()
         self._desk = Desk(names)
         self._seats: dict[Holder, Seat] = {}
+        self._was_useful = False  # whether the group brought anything
         self._said = -1  # the newest version that the group has, or had its chance to get
         self._closed = threading.Event()
 
@@ -106,18 +107,19 @@ class Leader:
 
     def _lead(self, members: tuple[Holder, ...], bell: int) -> None:
         rendezvous, store = self._open()
-        seat = self._seat_all(members, rendezvous)
+        seat, self._was_useful = self._seat_all(members, rendezvous), False
         try:
             with closing(self._join(seat, store)) as carrier:
                 names = [member.name for member in members]
                 self._emit("relay_group_formed", epoch=seat.epoch, members=names)
                 self._speak(carrier, seat, bell)
+                self._was_useful = True
         except GroupBrokenError as error:
             self._emit("relay_group_lost", epoch=seat.epoch, reason=str(error))
         finally:
             with self._lock:
                 self._seats.clear()
-                self._desk.dissolve(time.monotonic())
+                self._desk.dissolve(time.monotonic(), was_useful=self._was_useful)
 
     def _seat_all(self, members: tuple[Holder, ...], rendezvous: str) -> Seat:
         with self._lock:
@@ -178,6 +180,7 @@ class Leader:
                     started -= 1
             for _ in range(started):
                 carrier.wait()
+        self._was_useful = True
 
     def _newest(self) -> int:
         newest = self._store.latest()

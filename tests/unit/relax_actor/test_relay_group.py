@@ -74,7 +74,7 @@ def test_a_group_begins_with_what_all_of_it_have_and_epochs_only_rise():
         desk.ask(C, 5, 5, 0.0)
         assert desk.form((B, C)) == 5
         assert (desk.epoch, desk.seated) == (epoch, (B, C))
-        desk.dissolve(0.0)
+        desk.dissolve(0.0, was_useful=True)
         assert desk.seated == ()
 
 
@@ -84,7 +84,7 @@ def test_a_group_that_there_is_is_not_formed_again_until_it_ended():
     for holder in (B, C, D):
         desk.ask(holder, 4, 4, 1.0)
     assert desk.due(1.0) == ()
-    desk.dissolve(1.0)
+    desk.dissolve(1.0, was_useful=True)
     assert desk.due(1.0) == ()
     for holder in (B, C, D):
         desk.ask(holder, 4, 4, 1.1)
@@ -114,11 +114,29 @@ def test_members_that_ask_late_after_a_group_ended_are_waited_for():
     desk.form((B, C))
     desk.ask(D, 4, 4, 5.0)
     desk.ask(D, 4, 4, 5.9)
-    desk.dissolve(5.9)
+    desk.dissolve(5.9, was_useful=True)
     assert desk.due(5.9) == ()
     desk.ask(B, 4, 4, 6.0)
     desk.ask(C, 4, 4, 6.0)
     assert desk.due(6.0) == (B, C, D)
+
+
+def test_after_groups_that_were_of_no_use_there_is_a_rest_that_doubles_up_to_a_limit():
+    desk, now, rests = desk_of(), 0.0, []
+    for _ in range(8):
+        desk.ask(B, 4, 4, now)
+        desk.form((B,))
+        desk.dissolve(now, was_useful=False)
+        ended = now
+        while not desk.due(now):
+            now += 0.125
+            desk.ask(B, 4, 4, now)
+        rests.append(now - ended)
+    assert rests == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    desk.form((B,))
+    desk.dissolve(now, was_useful=True)
+    desk.ask(B, 4, 4, now)
+    assert desk.due(now + GATHER_S) == (B,)
 
 
 def seat(epoch=3, incarnation=1, key=KEY):
