@@ -11,7 +11,8 @@ bytes. The raw streams go from process to process over loopback TCP, out of one 
 another: bare sockets, and ZeroMQ (PUSH and PULL, messages of 8 MiB, received as frames and copied). The relay
 is two stores in processes of a tree, each with a folder of shared memory; its rate is from the offer until
 the version is visible, checksums included. What one thread does is also compared by its CPU time, which a
-busy machine disturbs less.
+busy machine disturbs less. How long it takes until two and three stores have a version, along the chain and
+by a group, is in dcs_hosts.py.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import dcs_hosts
 import numpy as np
 import xxhash
 import zmq
@@ -62,7 +64,14 @@ def main() -> None:
         rounds = [{name: test() for name, test in tests.items()} for _ in range(args.rounds + WARM_UP)][
             WARM_UP:
         ]
-    write("dcs", {"workload": f"{args.mib} MiB of weights in buckets of 64 MiB", **figures(rounds, nbytes)})
+    write(
+        "dcs",
+        {
+            "workload": f"{args.mib} MiB of weights in buckets of 64 MiB",
+            **figures(rounds, nbytes),
+            "to_several_stores": to_several_stores(nbytes // 4, args.rounds),
+        },
+    )
 
 
 def figures(rounds: list[dict[str, Took]], nbytes: int) -> dict[str, object]:
@@ -84,6 +93,24 @@ def figures(rounds: list[dict[str, Took]], nbytes: int) -> dict[str, object]:
         "relay_over_raw_tcp": over("relay", "raw_tcp", 0.8),
         "relay_over_raw_zmq": over("relay", "raw_zmq", 0.8),
     }
+
+
+def to_several_stores(nbytes: int, rounds: int) -> dict[str, object]:
+    """Measure chain and group to more stores than one, beside a raw stream to one."""
+    run_id = secrets.token_hex(4)
+    with tempfile.TemporaryDirectory(prefix="relax-bench-dcs-", dir="/dev/shm") as folder:
+        raw = ShmSpace(run_id, folder)
+        with (
+            raw.create("raw", 0, "from", nbytes) as source,
+            raw.create("raw", 0, "to", nbytes) as target,
+            dcs_hosts.several(Path(folder), nbytes) as hosts,
+        ):
+            took = [
+                {name: each.relay() for name, each in hosts.items()}
+                | {"raw_tcp_to_1": raw_tcp(raw, source.name, target.buf).wall_s}
+                for _ in range(rounds + WARM_UP)
+            ]
+    return dcs_hosts.figures(took[WARM_UP:], nbytes)
 
 
 @contextmanager

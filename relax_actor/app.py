@@ -153,6 +153,7 @@ def stores(
         "keep": config.dcs.keep,
         "budget_bytes": config.dcs.budget_bytes,
         "patience_s": config.dcs.patience_s,
+        "relay": config.dcs.relay,
     }
     return [
         ChildSpec(
@@ -161,7 +162,7 @@ def stores(
             args={"chain": names, "stages": stages, **settings},
             hosts=tuple(hosts[index : index + 1]),
             env=dict(env or {}),
-            zygote="torch" if stages else "default",
+            zygote="torch" if stages or config.dcs.relay == "group" else "default",
         )
         for index, name in enumerate(names)
         if len(names) > 1 or stages

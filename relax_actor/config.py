@@ -166,6 +166,8 @@ class DcsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Versions that a trainer's GPU keeps, in as much of its memory, for others to read over NVLink."""
     patience_s: float = 5.0
     """How long a store of another host may be silent before the next one pulls from the one before it."""
+    relay: Literal["chain", "group"] = "chain"
+    """How versions come to other hosts: from store to store, or by broadcasts to a group of all stores."""
 
 
 class EvalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

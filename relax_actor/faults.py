@@ -6,7 +6,7 @@ leased, submitted, first_token, finished, tensors_written, ready_sent, rewarding
 batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged, verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),
-store_bucket, store_manifest, store_latest;
+store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LOSE as before), group_piece;
 checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
 down yet), queue_committed (nobody is told yet) and queue_answered; in the prompts actor prompts_written.
 """

@@ -55,11 +55,16 @@ class StreamTimeoutError(StreamError):
 
 
 class Stream:
-    """One connection; one thread may send while another receives, and any may `end` it."""
+    """One connection; one thread may send while another receives, and any may `end` it.
+
+    Attributes:
+        peer: who is at the other end.
+        timeout_s: how long a send or a receive may stand still.
+    """
 
     def __init__(self, connection: socket.socket, peer: str, timeout_s: float) -> None:
         self.peer = peer
-        self._connection, self._timeout_s = connection, timeout_s
+        self._connection, self.timeout_s = connection, timeout_s
         # The kernel's own time-outs: with Python's, every receive would be two system calls and short.
         connection.settimeout(None)
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
@@ -160,7 +165,7 @@ class Stream:
 
     def _failure(self, error: OSError, what: str) -> StreamError:
         if error.errno in _TIMED_OUT:
-            return StreamTimeoutError(self.peer, f"{what} for {self._timeout_s:g} s")
+            return StreamTimeoutError(self.peer, f"{what} for {self.timeout_s:g} s")
         return StreamError(self.peer, f"broke: {error.strerror or error}")
 
 

@@ -151,6 +151,13 @@ def tensor_view(entry: TensorEntry, raw: Bytes) -> "Tensor":
     return torch.from_numpy(np.asarray(_Unguarded(raw))).view(dtype).reshape(entry.shape)
 
 
+def bytes_tensor(data: memoryview) -> "Tensor":
+    """Show uint8 [n] as a torch tensor, without a copy; it may be read-only, as for `tensor_view`."""
+    import torch  # noqa: PLC0415 - see the module's docstring
+
+    return torch.from_numpy(np.asarray(_Unguarded(np.frombuffer(data, np.uint8))))
+
+
 def _flat_bytes(placed: Placed) -> Bytes | None:
     """Show a tensor's memory as uint8 [nbytes]; None where it has gaps or is not this process' own."""
     value = placed.value

@@ -17,6 +17,7 @@ from relax_actor.dcs.receiver import PolicyMissingError, PolicyReceiver
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.mappings import Mappings
 from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace
 
 
@@ -80,6 +81,7 @@ class HostStore:
 
     def __init__(self, space: ShmSpace, shelf: Shelf | None = None) -> None:
         self.space, self.shelf = space, shelf
+        self.mappings = Mappings(space)  # a new mapping a version would cost a fifth of the rate of a link
         self._receiver = PolicyReceiver(space)
         self._incoming: Incoming | None = None
         self._lock = threading.Lock()
@@ -139,6 +141,7 @@ class HostStore:
 
     def lease(self, version: PolicyVersion) -> "VersionLease":
         """Hold on to a version; what was leased stays as it is until the lease is closed."""
+        self.mappings.trim()
         return VersionLease(self, version)
 
     # -- who writes -----------------------------------------------------------------------------
@@ -183,6 +186,7 @@ class HostStore:
     def close(self) -> None:
         """Let another store follow; what is complete stays."""
         self.give_up()
+        self.mappings.close()
         if self.shelf is not None:
             self.shelf.close()
 
@@ -235,7 +239,7 @@ class VersionLease:
             for each in (index, *range(len(buckets))):
                 if each not in self._segments and self._store.holds(self.version, each):
                     name = space.name(OWNER, self.version, bucket_label(each))
-                    segment = self._held.enter_context(space.attach(name, lease=True))
+                    segment = self._held.enter_context(self._store.mappings.lease(name))
                     if segment.nbytes != buckets[each].nbytes:
                         expected, found = f"{buckets[each].nbytes} bytes", f"{segment.nbytes}"
                         raise PolicyCorruptError(self.version, each, expected, found)

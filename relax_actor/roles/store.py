@@ -5,21 +5,22 @@ On the trainer's host it only serves what the publisher wrote. Everything heavy 
 incarnation cannot find again: complete versions are adopted, half ones are pulled anew.
 """
 
-import threading
 import time
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from relax_actor.actor import endpoint
 from relax_actor.dcs.relay.chain import Chain
+from relax_actor.dcs.relay.intake import Intake
 from relax_actor.dcs.relay.pulling import Puller
 from relax_actor.dcs.relay.records import RelayError
+from relax_actor.dcs.relay.riding import Rider
 from relax_actor.dcs.relay.serving import ServingLink
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.dcs.store import HostStore
 from relax_actor.ids import Holder, PolicyVersion
-from relax_actor.roles.staging import StagingActor
+from relax_actor.roles.grouping import GroupingActor
 from transport.address import Address
 from transport.errors import TransportError
 from transport.shm import ShmSpace
@@ -53,9 +54,10 @@ class StoreStatus(msgspec.Struct, frozen=True, kw_only=True):
     upstream: str  # empty on the trainer's host, and before the first link
     downstream: tuple[str, ...]
     strangers_refused: int
+    group_epoch: int = 0  # of the group it leads or rides in, 0 while there is none
 
 
-class PolicyStore(StagingActor):
+class PolicyStore(GroupingActor):
     """The policy versions of one host.
 
     Args:
@@ -65,6 +67,8 @@ class PolicyStore(StagingActor):
         patience_s: how long a neighbour may be silent before it is passed over.
         shm_root: where this host's shared memory is; empty: as for all actors of the host.
         stages: whether it brings versions to the GPUs of this host.
+        relay: how versions come from host to host: along the chain, or by broadcasts to a group of all stores
+            that are there, with the chain for whoever is not.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class PolicyStore(StagingActor):
         patience_s: float = 5.0,
         shm_root: str = "",
         stages: bool = False,
+        relay: Literal["chain", "group"] = "chain",
     ) -> None:
         self._patience_s = patience_s
         space = ShmSpace(self.ctx.run_id, shm_root or self.ctx.shm_root)
@@ -84,10 +89,12 @@ class PolicyStore(StagingActor):
         self._store = HostStore(space, shelf)
         self._listener = StreamListener(self.ctx.listen or "127.0.0.1", patience_s)
         self._links: dict[str, tuple[Holder, ServingLink]] = {}
-        self._failure: BaseException | None = None
         if stages:
             self.start_staging(space)
-        self._puller = self._start_puller(before) if before else None
+        self._rider: Rider | None = None
+        self._puller = self._start_puller(before, relay) if before else None
+        if relay == "group" and not before and chain[1:]:
+            self.start_leading(self._store, chain[1:])
 
     @endpoint(idempotent=True)
     def link(self, downstream: Holder, epoch: int) -> Linked:
@@ -116,12 +123,13 @@ class PolicyStore(StagingActor):
             upstream=self._puller.upstream if self._puller is not None else "",
             downstream=tuple(sorted(name for name, (_, link) in self._links.items() if link.is_open)),
             strangers_refused=self._listener.refused,
+            group_epoch=self._group_epoch(),
         )
 
     def step(self) -> float | None:
         """See whether the publisher published; fail if the pulling thread did."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         if self.stager is not None:
             self.stager.tick()
         if self._puller is None:
@@ -139,6 +147,7 @@ class PolicyStore(StagingActor):
         self._listener.close()
         if self.stager is not None:
             self.stager.close()
+        self.stop_leading(self._patience_s)
         for _, link in self._links.values():
             link.close()
         if self._puller is not None:
@@ -149,24 +158,20 @@ class PolicyStore(StagingActor):
 
     # -- threads --------------------------------------------------------------------------------
 
-    def _start_puller(self, before: tuple[str, ...]) -> Puller:
-        puller = Puller(
-            self._store,
-            Chain(before, suspect_s=self._patience_s * SUSPECT_PATIENCES),
-            self._dial,
-            self.ctx.events.emit,
-            retry_s=self._patience_s * RETRY_PATIENCES,
-        )
-        self._pulling = threading.Thread(target=self._pull, args=(puller,), name="puller", daemon=True)
-        self._pulling.start()
+    def _start_puller(self, before: tuple[str, ...], relay: str) -> Puller:
+        emit, retry_s = self.ctx.events.emit, self._patience_s * RETRY_PATIENCES
+        intake = Intake(self._store, emit)
+        if relay == "group":
+            self._rider = self.make_rider(intake, before[0], retry_s)
+        chain = Chain(before, suspect_s=self._patience_s * SUSPECT_PATIENCES)
+        puller = Puller(self._store, intake, chain, self._dial, emit, retry_s=retry_s, rider=self._rider)
+        self._pulling = self.in_thread("puller", puller.run)
         return puller
 
-    def _pull(self, puller: Puller) -> None:
-        try:
-            puller.run()
-        except BaseException as error:  # noqa: BLE001 - it ends the actor; see `step`
-            self._failure = error
-            self.ctx.wake()
+    def _group_epoch(self) -> int:
+        if self.leader is not None:
+            return self.leader.epoch
+        return self._rider.epoch if self._rider is not None else 0
 
     def _dial(self, upstream: str, epoch: int) -> Stream:
         ref = self.ctx.ref(upstream, PolicyStore).within(self._patience_s)

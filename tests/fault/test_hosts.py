@@ -523,19 +523,25 @@ def weights_of(version):
     return [(f"t{index}", np.full(200_000, version * 10 + index, np.int32)) for index in range(6)]
 
 
-def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_them_is_left(network, tmp_path):
+@pytest.mark.parametrize("relay", ["chain", "group"])
+def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_them_is_left(
+    network, tmp_path, relay
+):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
-    config = Config(
-        model=ModelConfig(path="unused"), data=DataConfig(path="unused"), dcs=DcsConfig(patience_s=1.0)
-    )
+    dcs = DcsConfig(patience_s=1.0, relay=relay)
+    config = Config(model=ModelConfig(path="unused"), data=DataConfig(path="unused"), dcs=dcs)
+    zygotes = {"default": (), "torch": ("torch.distributed",)}
     stores, run_id = app.stores(config, ["a", "b"]), secrets.token_hex(4)
     here, there = (ShmSpace(run_id, host.shm_root) for host in hosts)
     receiver = PolicyReceiver(there)
     with (
-        tree_on(network, tmp_path, hosts, *stores, run_id=run_id) as tree,
+        tree_on(network, tmp_path, hosts, *stores, run_id=run_id, zygotes=zygotes) as tree,
         PolicyPublisher(here, bucket_bytes=1 << 20) as publisher,
     ):
         for version in range(4):
+            if relay == "group" and version in (0, 3):  # before the outage, and well after it
+                store = tree.ref("store-1", PolicyStore).within(10)
+                eventually(lambda store=store: store.ask(PolicyStore.status).result().group_epoch)
             publisher.publish(version, version, weights_of(version))
             if version == 2:
                 network.cut("b")
@@ -551,7 +557,9 @@ def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_th
         publisher.publish(4, 4, weights_of(4))
         eventually(lambda: receiver.latest() == 4)
         assert len(there.names("dcs")) == len(here.names("dcs"))
-    assert [event["version"] for event in events_of(tree, "policy_relayed")] == [0, 1, 2, 3, 4]
+    relayed = events_of(tree, "policy_relayed")
+    assert [event["version"] for event in relayed] == [0, 1, 2, 3, 4]
+    assert relay in {event["relay"] for event in relayed}
     assert here.names() == there.names() == []
 
 

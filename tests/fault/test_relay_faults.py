@@ -220,3 +220,11 @@ def test_an_older_link_is_refused_by_name(play):
             with pytest.raises(RemoteError, match=r"store_x is at epoch 5 of store_x#2"):
                 store.ask(PolicyStore.link, holder, epoch).result()
         store.ask(PolicyStore.link, Holder("store_x", 3), 1).result()
+
+
+def test_a_store_of_a_chain_has_no_use_for_torch(play):
+    with play.tree() as tree, play.publisher() as publisher:
+        publish(publisher, 0)
+        play.await_version("store_c", 0)
+        for name in NAMES:
+            assert not [m for m in psutil.Process(tree.pid(name)).memory_maps() if "libtorch" in m.path]

@@ -70,6 +70,14 @@ def test_versions_follow_one_another_and_old_ones_are_retired_everywhere(play):
         eventually(lambda host=host: len(host.space.names(OWNER)) == 2 * 4)
 
 
+def test_a_store_maps_a_segment_once_for_all_versions_that_are_written_into_it(play):
+    a, b = play.chain("a", "b")
+    for version in range(12):
+        play.publish(version)
+        eventually(lambda version=version: b.has(version))
+    assert 3 <= len(a.store.mappings) <= 9  # three buckets; two versions are kept, one is written
+
+
 @pytest.mark.parametrize("elements", [1, 250_000])
 def test_buckets_of_any_size_pass(play, elements):
     _, b = play.chain("a", "b")

@@ -7,15 +7,20 @@ from contextlib import suppress
 
 import numpy as np
 
+from relax_actor.actor.store import open_store
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
+from relax_actor.dcs.relay.carrier import GlooCarrier
 from relax_actor.dcs.relay.chain import Chain
+from relax_actor.dcs.relay.intake import Intake
+from relax_actor.dcs.relay.leading import Leader
 from relax_actor.dcs.relay.pulling import Puller
 from relax_actor.dcs.relay.records import RelayError
+from relax_actor.dcs.relay.riding import Rider
 from relax_actor.dcs.relay.serving import ServingLink
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.dcs.store import HostStore
 from relax_actor.errors import CallTimeout, Executed
-from relax_actor.ids import PolicyVersion
+from relax_actor.ids import Holder, PolicyVersion
 from transport.errors import TransportError
 from transport.shm import ShmSpace
 from transport.stream import Stream, StreamListener
@@ -39,6 +44,13 @@ class PausableStore(HostStore):
     """A store whose buckets are on their way for as long as a test wants."""
 
     paused = False
+    looks = True  # whether what was published is seen
+
+    def latest(self):
+        found = super().latest()
+        if self.looks:
+            self._last = found
+        return getattr(self, "_last", None)
 
     def holds(self, version, bucket):
         return super().holds(version, bucket) and not (self.paused and bucket)
@@ -48,7 +60,18 @@ class RelayHost:
     """One host. `before` are the hosts that come before it in the chain, the publisher's first."""
 
     def __init__(
-        self, name, space, before=(), *, keep=2, budget_bytes=0, patience_s=PATIENCE_S, proxies=None
+        self,
+        name,
+        space,
+        before=(),
+        *,
+        keep=2,
+        budget_bytes=0,
+        patience_s=PATIENCE_S,
+        proxies=None,
+        group=(),
+        incarnation=1,
+        join=None,
     ):
         self.name, self.space, self.before = name, space, tuple(before)
         self.events = []
@@ -62,17 +85,32 @@ class RelayHost:
         self.away = False  # whether it does not answer
         self.proxies = proxies or {}  # by upstream: takes the address, gives another
         self._closed = threading.Event()
-        self.puller = None
+        self.puller = self.leader = None
+        self.holder = Holder(name, incarnation)
         if before:
             chain = Chain([host.name for host in before], suspect_s=patience_s * 4)
-            self.puller = Puller(self.store, chain, self.dial, self.emit, retry_s=0.02)
+            intake = Intake(self.store, self.emit)
+            rider = Rider(intake, self.ask, join or self.join, retry_s=0.02) if group else None
+            self.puller = Puller(self.store, intake, chain, self.dial, self.emit, retry_s=0.02, rider=rider)
             target = self.pull
         else:
             target = self.look
+            if group:
+                self.leader = Leader(
+                    self.store,
+                    self.holder,
+                    group,
+                    self.emit,
+                    open_meeting=lambda: open_store("127.0.0.1"),
+                    join=join or self.join,
+                )
+                self._leading = threading.Thread(target=self.leader.run, daemon=True)
         self._thread = threading.Thread(target=target, daemon=True)
 
     def start(self):
         self._thread.start()
+        if self.leader is not None:
+            self._leading.start()
         return self
 
     def emit(self, kind, /, **fields):
@@ -90,6 +128,12 @@ class RelayHost:
             self.puller.run()
         except Exception as error:  # noqa: BLE001 - the test looks at it
             self.failure = error
+
+    def ask(self, have):
+        return self.before[0].leader.seat(self.holder, have)
+
+    def join(self, seat, meeting=None):
+        return GlooCarrier(seat, "127.0.0.1", meeting)
 
     def dial(self, name, epoch):
         upstream = next(host for host in self.before if host.name == name)
@@ -129,6 +173,10 @@ class RelayHost:
         self.cut()
         if self.puller is not None:
             self.puller.close()
+        if self.leader is not None:
+            self.leader.close()
+            self._leading.join(10)
+            assert not self._leading.is_alive()
         self._thread.join(10)
         assert not self._thread.is_alive()
         self.store.close()

@@ -67,6 +67,11 @@ class Chain:
         self._suspected[name] = now + self._suspect_s * 2.0**failures
         return self.upstream(now) != name
 
+    def rely_on_first(self, now: float) -> None:
+        """Pull from the first store for a while: it is not known which of the others can be relied on."""
+        for name in self._before[1:]:
+            self._suspected[name] = max(self._suspected.get(name, now), now + self._suspect_s)
+
     def trust(self, name: str) -> None:
         """A whole version came from this store: its failures are forgotten."""
         self._failures.pop(name, None)
@@ -138,6 +143,15 @@ class Haul:
         """The bucket that was expected is here and verified."""
         self._position = 0
         self.here_bytes += self.manifest.buckets[self._asked.popleft()].nbytes
+
+    def lacks(self, bucket: int) -> bool:
+        """Whether a bucket is neither here nor asked for."""
+        return bucket in self._todo
+
+    def came(self, bucket: int) -> None:
+        """A bucket that was not asked for is here and verified."""
+        self._todo.remove(bucket)
+        self.here_bytes += self.manifest.buckets[bucket].nbytes
 
     def damaged(self) -> bool:
         """The bucket that was expected is not what it should be; return whether to ask for it again."""

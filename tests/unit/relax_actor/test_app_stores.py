@@ -19,6 +19,19 @@ def test_each_of_several_hosts_has_one_that_stays_there_in_the_order_of_the_host
         (f"store-{index}", (host,), {"X": "1"}) for index, host in enumerate("abc")
     ]
     chain = ("store-0", "store-1", "store-2")
-    given = {"chain": chain, "stages": False, "keep": 3, "budget_bytes": 7, "patience_s": 2.0}
+    given = {
+        "chain": chain,
+        "stages": False,
+        "keep": 3,
+        "budget_bytes": 7,
+        "patience_s": 2.0,
+        "relay": "chain",
+    }
     assert all(spec.args == given for spec in specs)
     validate(SupervisorSpec(id="run", children=tuple(specs)))
+
+
+def test_stores_that_form_a_group_start_where_torch_is_imported():
+    specs = app.stores(config(relay="group"), ["a", "b"])
+    assert [(spec.args["relay"], spec.zygote) for spec in specs] == [("group", "torch")] * 2
+    assert {spec.zygote for spec in app.stores(config(), ["a", "b"])} == {"default"}

@@ -137,3 +137,17 @@ def test_what_nobody_says_is_an_error_that_names_who_said_it():
             read(encode(said), "x")
     with pytest.raises(RelayError):
         read_down(b"\xc1", "x")
+
+
+def test_buckets_that_come_without_being_asked_for_are_not_asked_for():
+    haul = haul_of(100, 200, 300)
+    assert haul.lacks(1)
+    haul.came(1)
+    assert (haul.lacks(1), haul.here_bytes) == (False, 200)
+    assert haul.wants() == [0, 2]
+    assert not haul.lacks(0)
+    haul.relinked()
+    assert haul.lacks(0)
+    haul.came(0)
+    haul.came(2)
+    assert haul.is_complete

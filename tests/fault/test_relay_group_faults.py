@@ -1,0 +1,227 @@
+"""Groups of stores while their members are killed and stopped in the middle of a broadcast, as processes."""
+
+import os
+import secrets
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from relay_hosts import eventually, weights
+
+from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
+from relax_actor.dcs import PolicyPublisher, PolicyReceiver
+from relax_actor.dcs.relay.carrier import DEADLINE_S
+from relax_actor.faults import Action, Fault, plan
+from relax_actor.ids import Holder
+from relax_actor.roles.store import PolicyStore
+from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+
+QUICK = Backoff(base_s=0.01, cap_s=0.02)
+NAMES = ("store_a", "store_b", "store_c", "store_d")
+MEMBERS = NAMES[1:]
+ZYGOTES = {"default": (), "torch": ("torch.distributed",)}
+BUCKETS = 15
+"""Of each version: a piece each."""
+
+DELAY_S = 1.0
+"""What a member that is lost may cost the others, beyond what a version takes."""
+
+assert DEADLINE_S < DELAY_S
+
+
+class Play:
+    """A tree of stores that form a group; the test is the publisher."""
+
+    def __init__(self, tmp_path, root):
+        self.tmp_path, self.root, self.run_id = tmp_path, root, secrets.token_hex(4)
+        self.seen = dict.fromkeys(NAMES, -1)
+
+    def space(self, name):
+        return ShmSpace(self.run_id, self.root / name)
+
+    @contextmanager
+    def tree(self, faults=()):
+        for name in NAMES:
+            (self.root / name).mkdir()
+        children = tuple(
+            ChildSpec(
+                id=name,
+                actor=PolicyStore,
+                args={"chain": NAMES, "relay": "group", "shm_root": str(self.root / name)},
+                env=plan(list(faults)),
+                zygote="torch",
+            )
+            for name in NAMES
+        )
+        intensity = Intensity(restarts=1000, within_s=60.0)
+        spec = SupervisorSpec(id="root", backoff=QUICK, intensity=intensity, children=children)
+        with (
+            Supervisor(spec, run_dir=self.tmp_path / "run", run_id=self.run_id, zygotes=ZYGOTES) as tree,
+            PolicyPublisher(self.space(NAMES[0]), bucket_bytes=1 << 20) as self.publisher,
+        ):
+            yield tree
+
+    def publish(self, version):
+        self.publisher.publish(version, version, weights(version, tensors=30, elements=100_000))
+
+    def events(self, kind):
+        return [e for e in read_events(self.tmp_path / "run/events.jsonl")[0] if e["kind"] == kind]
+
+    def await_group(self, *members, after=0):
+        """Wait until the newest group is of these, and later than another; return its epoch."""
+
+        def formed():
+            [last] = self.events("relay_group_formed")[-1:] or [{"members": []}]
+            return last["members"] == list(members) and last["epoch"] > after and last["epoch"]
+
+        return eventually(formed)
+
+    def by_group(self, *members, begin=0, after=0):
+        """Publish until a version came to all members by broadcast; return it, and its slowest's seconds.
+
+        On a busy machine a group may break by itself: a second is all it waits.
+        """
+        for version in range(begin, begin + 10):
+            self.await_group(*members, after=after)
+            self.publish(version)
+            self.await_version(version, *members)
+            relayed = eventually(lambda v=version: len(found := self.relayed(v)) == len(members) and found)
+            if {way for way, _ in relayed.values()} == {"group"}:
+                return version, max(seconds for _, seconds in relayed.values())
+        pytest.fail("no version came by broadcast")
+
+    def has(self, name, version):
+        """Whether it is there, verified; nothing torn is visible, and nothing older than was seen before."""
+        receiver = PolicyReceiver(self.space(name))
+        if receiver.latest() is None:
+            return False
+        with receiver.open() as snapshot:
+            snapshot.verify()
+            for index, (_, array) in enumerate(snapshot.arrays()):
+                assert (array == snapshot.version * 10 + index).all()
+        assert snapshot.version >= self.seen[name]
+        self.seen[name] = snapshot.version
+        return snapshot.version == version
+
+    def await_version(self, version, *names):
+        for name in names:
+            eventually(lambda name=name: self.has(name, version))
+
+    def relayed(self, version):
+        """By which way a version came, and how long it took: by store."""
+        return {
+            e["actor"]: (e["relay"], e["seconds"])
+            for e in self.events("policy_relayed")
+            if e["version"] == version
+        }
+
+
+@pytest.fixture
+def play(tmp_path):
+    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
+    root.mkdir()
+    yield Play(tmp_path, root)
+    shutil.rmtree(root)
+
+
+def is_lost(tree, play, victim):
+    if any(event["child"] == victim for event in play.events("child_exited")):
+        return True
+    return psutil.Process(tree.pid(victim)).status() == psutil.STATUS_STOPPED
+
+
+@pytest.mark.parametrize("victim", MEMBERS)
+@pytest.mark.parametrize("action", [Action.KILL, Action.STOP])
+def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_a_second_at_most(play, victim, action):
+    """Whichever it is: the broadcast is a tree, so one of them stands between the lead and another."""
+    fault = Fault(actor=victim, point="group_piece", nth=BUCKETS + 5, action=action)
+    others = [name for name in MEMBERS if name != victim]
+    with play.tree([fault]) as tree:
+        version, took_s = play.by_group(*MEMBERS)
+        epoch = play.await_group(*MEMBERS)
+        while not is_lost(tree, play, victim):
+            version += 1
+            play.publish(version)
+            play.await_version(version, *others)
+        relayed = eventually(lambda: len(found := play.relayed(version)) >= len(others) and found)
+        assert max(relayed[name][1] for name in others) < took_s + DELAY_S
+        if action is Action.STOP:
+            version, _ = play.by_group(*others, begin=version + 1, after=epoch)
+            psutil.Process(tree.pid(victim)).resume()
+        play.await_version(version, victim)
+        play.by_group(*MEMBERS, begin=version + 1, after=epoch)
+
+
+def test_a_lead_killed_in_the_middle_of_a_broadcast_is_followed_by_its_next_incarnation(play):
+    with play.tree([Fault(actor=NAMES[0], point="group_sent", nth=BUCKETS + 5)]):
+        version, _ = play.by_group(*MEMBERS)
+        while not play.events("child_exited"):
+            version += 1
+            play.publish(version)
+            play.await_version(version, *MEMBERS)
+        formed = len(play.events("relay_group_formed"))
+        eventually(lambda: len(play.events("relay_group_formed")) > formed)
+        play.by_group(*MEMBERS, begin=version + 1)
+
+
+def test_a_lead_that_is_stopped_holds_up_only_what_is_new(play):
+    with play.tree() as tree:
+        version, _ = play.by_group(*MEMBERS)
+        epoch = play.await_group(*MEMBERS)
+        lead = psutil.Process(tree.pid(NAMES[0]))
+        lead.suspend()
+        eventually(lambda: {e["actor"] for e in play.events("relay_group_lost")} >= set(MEMBERS))
+        play.publish(version + 1)
+        lead.resume()
+        play.await_version(version + 1, *MEMBERS)
+        play.by_group(*MEMBERS, begin=version + 2, after=epoch)
+
+
+def test_a_piece_altered_on_its_way_comes_once_more_along_the_chain(play):
+    with play.tree([Fault(actor=NAMES[0], point="group_sent", nth=BUCKETS + 5, action=Action.LOSE)]):
+        version, _ = play.by_group(*MEMBERS)
+        while not play.events("relay_damaged"):
+            version += 1
+            play.publish(version)
+            play.await_version(version, *MEMBERS)
+        damaged = play.events("relay_damaged")
+        assert sorted(event["actor"] for event in damaged) == list(MEMBERS)
+        assert len({(event["version"], event["bucket"]) for event in damaged}) == 1
+        play.by_group(*MEMBERS, begin=version + 1)
+
+
+def test_members_killed_again_and_again_show_nothing_torn_and_nothing_older(play):
+    lives = 5
+    faults = [
+        Fault(actor=victim, point="group_piece", incarnation=life, nth=3 * life + offset)
+        for life in range(1, lives)
+        for offset, victim in enumerate(MEMBERS)
+    ]
+    with play.tree(faults) as tree:
+        for version in range(12):
+            if version % 3 == 0:
+                eventually(lambda: play.events("relay_group_formed"))
+            play.publish(version)
+            play.await_version(version, *MEMBERS)
+            if version == 6:
+                os.kill(tree.pid(NAMES[0]), signal.SIGKILL)
+    assert play.events("relay_group_lost")
+    for name in NAMES:
+        left = {each.rpartition("-")[2] for each in play.space(name).names("dcs")}
+        assert "manifest.staging" not in left
+
+
+def test_only_the_lead_gives_seats_and_a_stranger_gets_none(play):
+    with play.tree() as tree:
+        play.by_group(*MEMBERS)
+        stranger = Holder("store_x", 1)
+        for name in NAMES[:2]:
+            assert tree.ref(name, PolicyStore).ask(PolicyStore.seat, stranger, 0).result() is None
+        status = tree.ref(NAMES[1], PolicyStore).ask(PolicyStore.status).result()
+        assert status.group_epoch == play.await_group(*MEMBERS)
