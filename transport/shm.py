@@ -178,6 +178,27 @@ class ShmSpace:
         self._parsed(name)
         return self._move(name, self.name(owner, incarnation, label))
 
+    def link(self, name: str, owner: str, incarnation: int, label: str) -> str:
+        """Give a segment one more name; its memory goes with the last name and the last mapping.
+
+        Returns:
+            The further name.
+
+        Raises:
+            SegmentMissingError: there is none.
+            SegmentExistsError: the further name is taken.
+            SegmentSpaceError: the file system has no room for a name.
+            SegmentNameError: a part cannot be in a name.
+        """
+        self._parsed(name)
+        further = self.name(owner, incarnation, label)
+        try:
+            with self._explained(further, 0):
+                os.link(self.root / name, self.root / further)
+        except FileNotFoundError as error:
+            raise SegmentMissingError(name) from error
+        return further
+
     def exists(self, name: str) -> bool:
         """Whether there is a segment of this name now."""
         self._parsed(name)

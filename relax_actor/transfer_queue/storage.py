@@ -1,11 +1,13 @@
 """Rows in shared memory: written once by who makes them, read in place by everybody else.
 
-All arrays of one put lie in one segment, each aligned to a cache line: a segment costs system calls and page
-faults, an array costs a copy. The ledger counts who needs a segment; the queue actor owns and unlinks it.
+All arrays of one put lie side by side in warm memory (`transport.pool`), each aligned to a cache line, under
+one segment name. The ledger counts who needs a segment; the queue actor owns the name and unlinks it, and the
+memory is written again by its producer.
 """
 
+import functools
 import math
-from collections import OrderedDict
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,9 +18,10 @@ import numpy.typing as npt
 from relax_actor.errors import RelaxError
 from relax_actor.ids import Holder
 from relax_actor.protocol import TensorRef
-from transport.shm import Segment, ShmSpace
+from transport.mappings import Mappings
+from transport.pool import ALIGN_BYTES, Piece, SegmentPool
+from transport.shm import SegmentBusyError, SegmentMissingError, ShmSpace
 
-_ALIGN_BYTES = 64
 _KINDS = "biufc"  # bool, integers, floats, complex: what a dtype's name says completely
 
 Record = TypeVar("Record", bound=msgspec.Struct)
@@ -33,7 +36,7 @@ class RowRefError(RelaxError):
 
 
 class RowWriter:
-    """Writes rows into new segments that belong to `holder`.
+    """Writes rows into memory that belongs to `holder`.
 
     Args:
         space: the run's shared memory.
@@ -41,48 +44,43 @@ class RowWriter:
     """
 
     def __init__(self, space: ShmSpace, holder: Holder) -> None:
-        self._space = space
-        self._holder = holder
-        self._segments = 0
+        self._pool = SegmentPool(space, holder.name, holder.incarnation)
 
     def write(self, rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, TensorRef]]:
-        """Copy rows of named arrays into one new segment.
+        """Copy rows of named arrays to where others can read them, all under one new segment name.
 
         Returns:
             For each row the references of its arrays; nothing, and no segment, for no rows.
 
         Raises:
             SegmentSpaceError: shared memory is full; nothing was left behind.
+            SegmentMissingError: the holder's memory was swept: it is taken for dead.
             ValueError: an array that is not of numbers.
         """
         if not rows:
             return []
         layout, nbytes = _layout(rows)
-        with self._create(max(1, nbytes)) as segment:
-            refs = []
-            for row, offsets in zip(rows, layout, strict=True):
-                refs.append({name: _put(segment, offsets[name], array) for name, array in row.items()})
-        return refs
-
-    def _create(self, nbytes: int) -> Segment:
-        self._segments += 1
-        label = f"rows{self._segments}"
-        return self._space.create(self._holder.name, self._holder.incarnation, label, nbytes)
+        piece = self._pool.place(max(1, nbytes))
+        return [
+            {name: _put(piece, offsets[name], array) for name, array in row.items()}
+            for row, offsets in zip(rows, layout, strict=True)
+        ]
 
 
 class RowReader:
     """Reads rows in place.
 
+    A view holds a lease of its memory: nothing else is written there while it lives, also when nobody needs
+    the row any more. What is kept for long belongs into a copy.
+
     Args:
         space: the run's shared memory.
-        cache: how many segments stay mapped, the least recently read go first. A mapping keeps the memory
-            of an unlinked segment, and a file descriptor.
     """
 
-    def __init__(self, space: ShmSpace, cache: int = 32) -> None:
+    def __init__(self, space: ShmSpace) -> None:
         self._space = space
-        self._cache = cache
-        self._segments: OrderedDict[str, Segment] = OrderedDict()
+        self._mappings = Mappings(space)
+        self._leased: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
     def read(self, ref: TensorRef) -> npt.NDArray[Any]:
         """Return a read-only view of an array; it stays valid when the segment is unlinked or closed.
@@ -91,25 +89,35 @@ class RowReader:
             SegmentMissingError: the segment was freed: nobody needs the row any more.
             RowRefError: the reference is wrong.
         """
-        segment = self._mapped(ref.segment)
+        memory = self._memory(ref.segment)
         dtype = _dtype(ref)
         end = ref.offset + dtype.itemsize * math.prod(ref.shape)
-        if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > segment.nbytes:
-            raise RowRefError(ref, f"not within its {segment.nbytes} bytes")
-        return segment.ndarray(dtype, ref.shape, ref.offset)
+        if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > len(memory):
+            raise RowRefError(ref, f"not within its {len(memory)} bytes")
+        return np.ndarray(ref.shape, dtype, buffer=memory, offset=ref.offset)
 
     def close(self) -> None:
         """Unmap everything; views stay valid. Idempotent."""
-        while self._segments:
-            self._segments.popitem()[1].close()
+        self._mappings.close()
 
-    def _mapped(self, name: str) -> Segment:
-        if name not in self._segments:
-            self._segments[name] = self._space.attach(name)
-        self._segments.move_to_end(name)
-        while len(self._segments) > max(1, self._cache):
-            self._segments.popitem(last=False)[1].close()
-        return self._segments[name]
+    def _memory(self, name: str) -> Any:
+        """Return the memory under a name, uint8 [bytes]; the views of it are what keeps it leased."""
+        memory = self._leased.get(name)
+        if memory is None:
+            memory = self._leased[name] = self._lease(name)
+        return memory
+
+    def _lease(self, name: str) -> Any:
+        known = len(self._mappings)
+        try:
+            segment = self._mappings.lease(name)
+        except SegmentBusyError as error:  # its writer is about to use it again
+            raise SegmentMissingError(name) from error
+        if len(self._mappings) > known:
+            self._mappings.trim()
+        if not self._space.exists(name):  # freed before the lease: its writer may not have seen it
+            raise SegmentMissingError(name)
+        return segment.buf.obj  # what numpy makes the base of its views
 
 
 def segments_of(record: msgspec.Struct) -> frozenset[str]:
@@ -165,12 +173,18 @@ def _layout(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[s
         for name, array in row.items():
             if array.dtype.kind not in _KINDS:
                 raise ValueError(f"`{name}` is of dtype {array.dtype}; rows are of numbers")
-            start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+            start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
             layout[-1][name], end = start, start + array.nbytes
     return layout, end
 
 
-def _put(segment: Segment, offset: int, array: npt.NDArray[Any]) -> TensorRef:
-    dtype = array.dtype.name  # without byte order: stored in the machine's own
-    segment.ndarray(dtype, array.shape, offset)[...] = array
-    return TensorRef(segment=segment.name, offset=offset, dtype=dtype, shape=array.shape)
+def _put(piece: Piece, offset: int, array: npt.NDArray[Any]) -> TensorRef:
+    dtype, at = _name(array.dtype), piece.offset + offset
+    np.ndarray(array.shape, dtype, buffer=piece.segment.buf, offset=at)[...] = array
+    return TensorRef(segment=piece.name, offset=at, dtype=dtype, shape=array.shape)
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Return the name without byte order: rows are stored in the machine's own."""
+    return dtype.name
