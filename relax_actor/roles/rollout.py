@@ -28,6 +28,7 @@ from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.staging import gpu_sources
+from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
@@ -53,7 +54,8 @@ class Rollout(LendingActor):
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
         space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader, self._writer = RowReader(space), RowWriter(space, self.ctx.holder)
+        self._reader = RowReader(space, spill_space(self.ctx.run_id, self.ctx.run_dir))
+        self._writer = RowWriter(space, self.ctx.holder)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)

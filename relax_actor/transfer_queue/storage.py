@@ -75,10 +75,11 @@ class RowReader:
 
     Args:
         space: the run's shared memory.
+        spill: where the queue puts rows that memory has no room for (`memory.spill_space`).
     """
 
-    def __init__(self, space: ShmSpace) -> None:
-        self._space = space
+    def __init__(self, space: ShmSpace, spill: ShmSpace | None = None) -> None:
+        self._space, self._spill = space, spill
         self._mappings = Mappings(space)
         self._leased: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
@@ -104,8 +105,16 @@ class RowReader:
         """Return the memory under a name, uint8 [bytes]; the views of it are what keeps it leased."""
         memory = self._leased.get(name)
         if memory is None:
-            memory = self._leased[name] = self._lease(name)
+            memory = self._leased[name] = self._found(name)
         return memory
+
+    def _found(self, name: str) -> Any:
+        try:
+            return self._lease(name)
+        except SegmentMissingError:
+            if self._spill is None:
+                raise
+            return self._spill.attach(name).buf.obj  # read once or twice: not a mapping to keep
 
     def _lease(self, name: str) -> Any:
         known = len(self._mappings)
@@ -122,36 +131,39 @@ class RowReader:
 
 def segments_of(record: msgspec.Struct) -> frozenset[str]:
     """Return the segments that a reference, or a record with references, is in."""
-    return frozenset(ref.segment for ref in _refs(record))
+    refs = [record] if isinstance(record, TensorRef) else refs_of(record)
+    return frozenset(ref.segment for ref in refs)
+
+
+def refs_of(record: msgspec.Struct) -> list[TensorRef]:
+    """Return the references in the fields of a record, also in those that are dicts."""
+    values = [getattr(record, name) for name in record.__struct_fields__]
+    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
+    return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
 def renamed(record: Record, old: str, new: str) -> Record:
     """Return a reference, or a record with references, after a segment got another name."""
     if isinstance(record, TensorRef):
-        return msgspec.structs.replace(record, segment=new) if record.segment == old else record
-    if all(ref.segment != old for ref in _refs(record)):
-        return record
-    fields = msgspec.structs.asdict(record)
-    return msgspec.structs.replace(
-        record, **{name: _renamed_value(value, old, new) for name, value in fields.items()}
-    )
+        moved_ref: Record = _renamed_value(record, old, new)
+        return moved_ref
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    moved = {name: _renamed_value(value, old, new) for name, value in fields.items()}
+    changed = {name: value for name, value in moved.items() if value is not fields[name]}
+    return msgspec.structs.replace(record, **changed) if changed else record
 
 
 def _renamed_value(value: Any, old: str, new: str) -> Any:
+    """Return the value itself where nothing of it changes."""
     if isinstance(value, TensorRef):
-        return renamed(value, old, new)
-    if isinstance(value, dict):
-        return {key: renamed(v, old, new) if isinstance(v, TensorRef) else v for key, v in value.items()}
+        return TensorRef(new, value.offset, value.dtype, value.shape) if value.segment == old else value
+    if isinstance(value, dict) and value:
+        moved = {
+            key: _renamed_value(each, old, new) if isinstance(each, TensorRef) else each
+            for key, each in value.items()
+        }
+        return moved if any(moved[key] is not value[key] for key in value) else value
     return value
-
-
-def _refs(record: msgspec.Struct) -> list[TensorRef]:
-    """Return the references in the fields of a record, also in those that are dicts."""
-    if isinstance(record, TensorRef):
-        return [record]
-    values = list(msgspec.structs.asdict(record).values())
-    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
-    return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
 def _dtype(ref: TensorRef) -> np.dtype[Any]:
