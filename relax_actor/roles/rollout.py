@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from relax_actor.actor import Reply
 from relax_actor.config import Config
 from relax_actor.dcs.disk import DiskSource
@@ -21,7 +19,7 @@ from relax_actor.dcs.replica import LOOK_S, Replica
 from relax_actor.dcs.source import PolicySource, SharedMemorySource
 from relax_actor.dcs.turns import InstallTurns
 from relax_actor.devices import CPU, host_gpus, rollout_device
-from relax_actor.engines.base import Completion, Engine, Request, SamplingParams
+from relax_actor.engines.base import PLACEHOLDER_IDS, Completion, Engine, Request, SamplingParams
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
@@ -31,7 +29,7 @@ from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
-from transport.shm import ShmSpace
+from transport.shm import SegmentSpaceError, ShmSpace
 
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
@@ -55,7 +53,7 @@ class Rollout(LendingActor):
         self._config, self._stop_token_ids = config, stop_token_ids
         space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(space, spill_space(self.ctx.run_id, self.ctx.run_dir))
-        self._writer = RowWriter(space, self.ctx.holder)
+        self._writer = RowWriter(space, self.ctx.holder, on_full=self._say_full)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
@@ -201,6 +199,9 @@ class Rollout(LendingActor):
         reply = self._queue.ask(TransferQueue.put_samples, self.ctx.holder, samples)
         self._putting.append((reply, samples))
 
+    def _say_full(self, error: SegmentSpaceError) -> None:
+        self.ctx.events.emit("put_waits", reason=str(error))
+
     def _settle_puts(self) -> None:
         """Send again what the queue did not answer; it recognises what it has."""
         waiting, self._putting = self._putting, []
@@ -282,12 +283,15 @@ def _make_current(device: str) -> None:
 
 
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
-    """Return the tokens that the scripted engine may emit: those of the model that do not end a sample."""
-    size = model_config(config)["vocab_size"]
-    return [int(token) for token in np.arange(size) if token not in stop_token_ids]
+    """Return the tokens that the scripted engine may emit: neither stops nor placeholders."""
+    model = model_config(config)
+    reserved: set[int | None] = set(stop_token_ids)
+    if "vision_config" in model:
+        reserved |= {model.get(name) for name in (*PLACEHOLDER_IDS, "pad_token_id")}
+    return [token for token in range(model["vocab_size"]) if token not in reserved]
 
 
 def model_config(config: Config) -> dict[str, Any]:
-    """Read the model's config.json."""
-    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text())
-    return content
+    """Read the model's config.json; where it is one of several models, the text model's values come first."""
+    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+    return {**content, **(content.get("text_config") or {})}

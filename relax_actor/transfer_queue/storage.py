@@ -7,8 +7,9 @@ memory is written again by its producer.
 
 import functools
 import math
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,9 +21,14 @@ from relax_actor.ids import Holder
 from relax_actor.protocol import TensorRef
 from transport.mappings import Mappings
 from transport.pool import ALIGN_BYTES, Piece, SegmentPool
-from transport.shm import SegmentBusyError, SegmentMissingError, ShmSpace
+from transport.shm import SegmentBusyError, SegmentMissingError, SegmentSpaceError, ShmSpace
 
 _KINDS = "biufc"  # bool, integers, floats, complex: what a dtype's name says completely
+
+PATIENCE_S = 10.0
+"""How long rows wait for shared memory: far longer than it takes to move some into files."""
+
+LOOK_S = 0.02
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -41,10 +47,20 @@ class RowWriter:
     Args:
         space: the run's shared memory.
         holder: the owner in the segments' names; its segments are swept after its death.
+        on_full: told once for each write that has to wait until others make room.
+        patience_s: how long a write waits for that.
     """
 
-    def __init__(self, space: ShmSpace, holder: Holder) -> None:
+    def __init__(
+        self,
+        space: ShmSpace,
+        holder: Holder,
+        *,
+        on_full: Callable[[SegmentSpaceError], None] = lambda _error: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._pool = SegmentPool(space, holder.name, holder.incarnation)
+        self._on_full, self._patience_s = on_full, patience_s
 
     def write(self, rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, TensorRef]]:
         """Copy rows of named arrays to where others can read them, all under one new segment name.
@@ -53,18 +69,32 @@ class RowWriter:
             For each row the references of its arrays; nothing, and no segment, for no rows.
 
         Raises:
-            SegmentSpaceError: shared memory is full; nothing was left behind.
+            SegmentSpaceError: shared memory is full and stayed so; nothing was left behind.
             SegmentMissingError: the holder's memory was swept: it is taken for dead.
             ValueError: an array that is not of numbers.
         """
         if not rows:
             return []
         layout, nbytes = _layout(rows)
-        piece = self._pool.place(max(1, nbytes))
+        piece = self._place(max(1, nbytes))
         return [
             {name: _put(piece, offsets[name], array) for name, array in row.items()}
             for row, offsets in zip(rows, layout, strict=True)
         ]
+
+    def _place(self, nbytes: int) -> Piece:
+        """Return room; what was generated is worth waiting for it."""
+        deadline, is_told = time.monotonic() + self._patience_s, False
+        while True:
+            try:
+                return self._pool.place(nbytes)
+            except SegmentSpaceError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if not is_told:
+                    self._on_full(error)
+                is_told = True
+                time.sleep(LOOK_S)
 
 
 class RowReader:

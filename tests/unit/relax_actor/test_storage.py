@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from relax_actor.ids import Holder
 from relax_actor.protocol import FinishReason, PromptGroup, SampleReady, TensorRef
 from relax_actor.transfer_queue.storage import RowReader, RowRefError, RowWriter, renamed, segments_of
-from transport.shm import SegmentMissingError, ShmSpace
+from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
 
 
 @pytest.fixture
@@ -270,3 +270,33 @@ def test_references_within_a_dict_are_found_and_renamed():
     assert moved.extra == {"kept": 1}
     assert segments_of(renamed(moved, "a", "c")) == {"c"}
     assert renamed(prompt, "z", "c") is prompt
+
+
+def full_for(space, times, monkeypatch):
+    """Refuse memory a number of times, then give it."""
+    create, refused = space.create, []
+
+    def create_later(owner, incarnation, label, nbytes):
+        if len(refused) < times:
+            refused.append(label)
+            raise SegmentSpaceError(label, space.root, nbytes, 0)
+        return create(owner, incarnation, label, nbytes)
+
+    monkeypatch.setattr(space, "create", create_later)
+
+
+def test_rows_wait_for_memory_and_say_so_once(space, monkeypatch):
+    """What was generated is not lost because memory is full for a moment."""
+    full_for(space, 6, monkeypatch)
+    told = []
+    writer = RowWriter(space, Holder("rollout/0", 1), on_full=told.append)
+    (refs,) = writer.write([row(3)])
+    assert RowReader(space).read(refs["tokens"]).tolist() == [0, 1, 2]
+    assert [type(error) for error in told] == [SegmentSpaceError]
+
+
+def test_rows_do_not_wait_for_memory_for_ever(space, monkeypatch):
+    full_for(space, 10**9, monkeypatch)
+    with pytest.raises(SegmentSpaceError, match="--shm-size"):
+        RowWriter(space, Holder("rollout/0", 1), patience_s=0.05).write([row(3)])
+    assert space.names() == []
