@@ -71,20 +71,12 @@ TARGETS = (
 )
 
 
-<<<<<<< HEAD
-def judge(rows: Sequence[Row], promises: Sequence[Target] = TARGETS) -> list[dict[str, Any]]:
-=======
 def judge(rows: Sequence[Row], targets: Sequence[Target] = TARGETS) -> list[dict[str, Any]]:
->>>>>>> main
     """Return every target with what was measured, how it stands to the limit, and whether it is met.
 
     `ratio` is measured / limit; `met` is None where there is nothing to judge by.
     """
-<<<<<<< HEAD
-    return [_judge(target, rows) for target in promises]
-=======
     return [_judge(target, rows) for target in targets]
->>>>>>> main
 
 
 def samples(rows: Sequence[Row], engine: str, metric: str) -> list[float]:
