@@ -204,6 +204,19 @@ class ShmSpace:
         self._parsed(name)
         return (self.root / name).exists()
 
+    def inode(self, name: str) -> int:
+        """Return what all names of the same memory have in common, for as long as it is mapped.
+
+        Raises:
+            SegmentMissingError: there is none.
+            SegmentNameError: not a name of this run.
+        """
+        self._parsed(name)
+        try:
+            return (self.root / name).stat().st_ino
+        except FileNotFoundError as error:
+            raise SegmentMissingError(name) from error
+
     def unlink(self, name: str) -> None:
         """Remove a name; the memory goes with the last mapping. A missing one is fine.
 

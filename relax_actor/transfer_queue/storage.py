@@ -111,7 +111,9 @@ class RowReader:
     def __init__(self, space: ShmSpace, spill: ShmSpace | None = None) -> None:
         self._space, self._spill = space, spill
         self._mappings = Mappings(space)
+        # Both hold what views hold: one lease, and one descriptor, for all that lies in one arena.
         self._leased: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._arenas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def read(self, ref: TensorRef) -> npt.NDArray[Any]:
         """Return a read-only view of an array; it stays valid when the segment is unlinked or closed.
@@ -147,6 +149,15 @@ class RowReader:
             return self._spill.attach(name).buf.obj  # read once or twice: not a mapping to keep
 
     def _lease(self, name: str) -> Any:
+        inode = self._space.inode(name)
+        memory = self._arenas.get(inode)
+        if memory is None:
+            memory = self._leased_anew(name)
+            self._space.inode(name)  # freed before the lease, its writer may not have seen it
+            self._arenas[inode] = memory
+        return memory
+
+    def _leased_anew(self, name: str) -> Any:
         known = len(self._mappings)
         try:
             segment = self._mappings.lease(name)
@@ -154,8 +165,6 @@ class RowReader:
             raise SegmentMissingError(name) from error
         if len(self._mappings) > known:
             self._mappings.trim()
-        if not self._space.exists(name):  # freed before the lease: its writer may not have seen it
-            raise SegmentMissingError(name)
         return segment.buf.obj  # what numpy makes the base of its views
 
 

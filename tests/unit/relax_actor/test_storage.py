@@ -1,5 +1,7 @@
 """Rows come out of shared memory as they went in, and only where they are."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -181,6 +183,21 @@ def test_reading_rows_again_and_again_maps_each_arena_once(space, writer):
         (refs,) = writer.write([row(10 + n)])
         assert reader.read(refs["tokens"]).size == 10 + n
     assert len(reader._mappings) == len({(space.root / name).stat().st_ino for name in space.names()}) < 4
+
+
+def open_descriptors():
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
+def test_all_views_of_an_arena_share_one_lease(space, writer):
+    """A batch of many puts costs one descriptor for each arena, not for each put."""
+    refs = [writer.write([row(10)])[0] for _ in range(100)]
+    reader = RowReader(space)
+    before = open_descriptors()
+    views = [reader.read(each["tokens"]) for each in refs]
+    assert open_descriptors() - before < 8
+    space.unlink(refs[0]["tokens"].segment)
+    assert all(view.tolist() == list(range(10)) for view in views)
 
 
 def test_mappings_of_a_dead_producer_are_given_up(space):
