@@ -20,6 +20,7 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
     "TORCH_WARM_POOL": "0",  # of processes that compile, with a thread that reads from them
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # of pyarrow, which transformers imports where it is
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # whether there is a GPU is asked without touching one
 }
 """In force while a zygote imports; actors get the user's own values back."""
