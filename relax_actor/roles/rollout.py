@@ -51,13 +51,13 @@ class Rollout(LendingActor):
 
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
-        space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader = RowReader(space, spill_space(self.ctx.run_id, self.ctx.run_dir))
-        self._writer = RowWriter(space, self.ctx.holder, on_full=self._say_full)
+        rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
+        self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
-        self._weights = self._replica(space)
+        self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
