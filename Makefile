@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-kill test check format bench bench-actors clean-env
+.PHONY: help demo demo-kill test check format bench bench-actors bench-queue clean-env
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -44,10 +44,15 @@ PEERS := ray xoscar monarch
 PEER_ray := ray==2.60.0
 PEER_xoscar := xoscar==0.12.2
 PEER_monarch := torchmonarch==0.7.0
+# And what the sample bus is compared with.
+PEER_tq := transferqueue==0.1.11 ray==2.60.0 torch
 ROUNDS ?= 3
 
 bench-actors: $(VENV)/dev $(PEERS:%=.venv-peers/%/ready) ## our actors beside Ray, xoscar, Monarch and raw ZeroMQ
 	PYTHONPATH=benchmarks $(BIN)/python -m actors.run --rounds $(ROUNDS)
+
+bench-queue: $(VENV)/dev .venv-peers/ray/ready .venv-peers/tq/ready ## our queue beside TransferQueue, Ray, multiprocessing, raw memory
+	PYTHONPATH=benchmarks $(BIN)/python -m rows.run --rounds $(ROUNDS)
 
 # A peer that cannot be installed is no error: the benchmark names it as absent.
 .venv-peers/%/ready:

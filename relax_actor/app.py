@@ -19,6 +19,7 @@ from relax_actor.roles import verdict
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
+from relax_actor.transfer_queue.memory import remove_spilled
 
 TORCH_MODULES = (
     "torch",
@@ -259,6 +260,7 @@ def run(
         outcome = _watch(supervisor, control, on_tick)
     finally:
         supervisor.close()
+        remove_spilled(supervisor.run_id, folder)
     if outcome.exit_code == 0 and (failure := verdict.find(folder)):
         outcome = Outcome(exit_code=1, reason=failure)
     events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)

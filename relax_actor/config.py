@@ -145,6 +145,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     storage_path: str = "/dev/shm"  # noqa: S108 - the sample bus lives in shared memory
     """A tmpfs for everything that processes share: samples, policy versions, status pages."""
     max_size_gb: float = 2.0
+    """Samples in shared memory, GiB; more than that is moved into files in the run folder."""
     min_valid_samples: int = 2
     """A group with fewer scored samples is dropped with a reason."""
     max_attempts: int = 5

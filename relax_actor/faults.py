@@ -8,7 +8,8 @@ install_bucket, install_copied (all is in place and nothing read back), policy_l
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),
 store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LOSE as before), group_piece;
 checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
-down yet), queue_committed (nobody is told yet) and queue_answered; in the prompts actor prompts_written.
+down yet), queue_committed (nobody is told yet), queue_answered, spilling (a file is unfinished) and spilled
+(its rows are in memory too); in the prompts actor prompts_written.
 """
 
 import os

@@ -178,10 +178,44 @@ class ShmSpace:
         self._parsed(name)
         return self._move(name, self.name(owner, incarnation, label))
 
+    def link(self, name: str, owner: str, incarnation: int, label: str) -> str:
+        """Give a segment one more name; its memory goes with the last name and the last mapping.
+
+        Returns:
+            The further name.
+
+        Raises:
+            SegmentMissingError: there is none.
+            SegmentExistsError: the further name is taken.
+            SegmentSpaceError: the file system has no room for a name.
+            SegmentNameError: a part cannot be in a name.
+        """
+        self._parsed(name)
+        further = self.name(owner, incarnation, label)
+        try:
+            with self._explained(further, 0):
+                os.link(self.root / name, self.root / further)
+        except FileNotFoundError as error:
+            raise SegmentMissingError(name) from error
+        return further
+
     def exists(self, name: str) -> bool:
         """Whether there is a segment of this name now."""
         self._parsed(name)
         return (self.root / name).exists()
+
+    def inode(self, name: str) -> int:
+        """Return what all names of the same memory have in common, for as long as it is mapped.
+
+        Raises:
+            SegmentMissingError: there is none.
+            SegmentNameError: not a name of this run.
+        """
+        self._parsed(name)
+        try:
+            return (self.root / name).stat().st_ino
+        except FileNotFoundError as error:
+            raise SegmentMissingError(name) from error
 
     def unlink(self, name: str) -> None:
         """Remove a name; the memory goes with the last mapping. A missing one is fine.

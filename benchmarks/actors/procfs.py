@@ -1,7 +1,9 @@
 """What /proc says of processes: who descends from whom, memory, CPU time, who bears a mark."""
 
+import contextlib
 import os
 import select
+import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,6 +40,15 @@ def marked(mark: str) -> list[int]:
     """Return the pids of live processes whose environment bears this mark."""
     wanted = f"{MARK}={mark}".encode()
     return [pid for pid in pids() if wanted in _read(pid, "environ").split(b"\0") and alive(pid)]
+
+
+def clear(mark: str) -> int:
+    """Kill the processes that bear this mark; return how many those were."""
+    left = marked(mark)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
 
 
 def cpu_s(processes: Iterable[int]) -> float:

@@ -8,11 +8,9 @@ as absent. One JSON line a unit; all of it with the verdicts goes to benchmarks/
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -169,11 +167,7 @@ def _says_ready(process: "subprocess.Popen[str]", log: Path) -> bool:
 def _clear(mark: str) -> int:
     """Kill what a unit left behind, known by its mark; return how many processes that were."""
     time.sleep(SETTLE_S)
-    left = procfs.marked(mark)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(left)
+    return procfs.clear(mark)
 
 
 def _plan(
@@ -223,11 +217,11 @@ def _judged(rows: list[Row], absent: dict[str, str], rounds: int) -> dict[str, A
         "machine_busy_frac": spread([row["machine_busy_frac"] for row in rows]),
         "left_behind": {row["engine"]: row["left_behind"] for row in rows if row["left_behind"]},
         "targets": targets.judge(rows),
-        "engines": {engine: _figures(rows, engine) for engine in sorted({row["engine"] for row in rows})},
+        "engines": {engine: figures_of(rows, engine) for engine in sorted({row["engine"] for row in rows})},
     }
 
 
-def _figures(rows: Sequence[Row], engine: str) -> dict[str, Any]:
+def figures_of(rows: Sequence[Row], engine: str) -> dict[str, Any]:
     """Return an engine's metrics with their spread over all rounds, its texts and its errors."""
     own = [row["facts"] for row in rows if row["engine"] == engine]
     metrics = sorted(

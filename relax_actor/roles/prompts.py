@@ -21,7 +21,7 @@ from relax_actor.ids import GroupId
 from relax_actor.protocol import PromptGroup, Purpose, Wanted
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.transfer_queue.storage import RowWriter
-from transport.shm import ShmSpace
+from transport.shm import SegmentSpaceError, ShmSpace
 
 PARK_S = 20.0
 _MEDIA = "media."  # so that no name of the dataset meets one of ours
@@ -37,7 +37,9 @@ class Prompts(Actor):
         self._rows = dataset.rows
         self._eval_rows = self._load_eval()
         self._stream = PromptStream(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle)
-        self._writer = RowWriter(ShmSpace(self.ctx.run_id, config.queue.storage_path), self.ctx.holder)
+        self._writer = RowWriter(
+            ShmSpace(self.ctx.run_id, config.queue.storage_path), self.ctx.holder, on_full=self._say_full
+        )
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._asking: Reply[Wanted] | None = None
         self._putting: list[Reply[None]] = []
@@ -102,6 +104,9 @@ class Prompts(Actor):
             )
             for (group_id, row), ref in zip(numbered, refs, strict=True)
         ]
+
+    def _say_full(self, error: SegmentSpaceError) -> None:
+        self.ctx.events.emit("put_waits", reason=str(error))
 
     def _load_eval(self) -> list[Row]:
         if not self._config.eval.path:

@@ -34,6 +34,7 @@ from relax_actor.transfer_queue.intake import Intake
 from relax_actor.transfer_queue.journal import Journal, read
 from relax_actor.transfer_queue.ledger import Ledger
 from relax_actor.transfer_queue.limits import ledger_config
+from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
 from relax_actor.transfer_queue.records import (
     BatchLeased,
     DroppedGroup,
@@ -65,7 +66,11 @@ class TransferQueue(Actor):
         self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))
         self._ledger = Ledger.replay(ledger_config(config), past)
-        self._intake = Intake(self._space, self._ledger)
+        budget_bytes = int(config.queue.max_size_gb * 2**30)
+        spill = spill_space(self.ctx.run_id, self.ctx.run_dir)
+        self._memory = Memory(self._space, spill, budget_bytes, self._ledger.holdings())
+        self._is_crowded = False  # over its budget, and no file can be written
+        self._intake = Intake(self._space, self._ledger, self._memory)
         self._evals = EvalRounds(config, past)
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
@@ -119,7 +124,7 @@ class TransferQueue(Actor):
 
         def look() -> Leased | None:
             newest = self._ledger.version if self._opened else None
-            if newest is None or self._is_gone(holder):
+            if newest is None or self._is_gone(holder) or self._must_wait_for_memory():
                 return None
             if policy_version is None or policy_version < newest:
                 return Leased(policy_version=newest)
@@ -237,10 +242,13 @@ class TransferQueue(Actor):
             self._is_told = False
             point("queue_answered")
         self._say_what_happened()
+        is_relieved = self._relieve()
         if now - self._ticked >= TICK_S:
             self._ticked = now
             self._say_accounting()
             self._say_what_is_awaited()
+        if not is_relieved:
+            return 0.0
         deadline = self._ledger.next_deadline()
         return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
 
@@ -290,12 +298,33 @@ class TransferQueue(Actor):
 
     def _say_what_happened(self) -> None:
         for segment in self._ledger.take_freed():
-            self._space.unlink(segment)
+            self._memory.free(segment)
         for dropped in self._ledger.take_dropped():
             kind = "group_dropped" if isinstance(dropped, DroppedGroup) else "sample_dropped"
             self.ctx.events.emit(kind, **msgspec.to_builtins(dropped))
         for result in self._evals.finished(self._ledger):
             self.ctx.events.emit("eval", **result)
+
+    def _relieve(self) -> bool:
+        """Move rows into files where they are too many for memory; return False where there is more to do."""
+        if not self._memory.is_over:
+            self._is_crowded = False
+            return True
+        try:
+            moved = self._memory.relieve(self._ledger.holdings())
+        except SpillError as error:
+            if not self._is_crowded:
+                self.ctx.events.emit("spill_failed", reason=str(error), memory_bytes=self._memory.nbytes)
+            self._is_crowded = True
+            return True
+        self._is_crowded = False
+        if moved.segments:
+            self.ctx.events.emit("rows_spilled", **msgspec.structs.asdict(moved))
+        return moved.is_enough
+
+    def _must_wait_for_memory(self) -> bool:
+        """Whether to sample nothing more for now: the trainer has what it needs to make room."""
+        return self._is_crowded and self._ledger.has_batch()
 
     def _say_what_is_awaited(self) -> None:
         """Say why the trainer waits, once each time that it waits for long."""

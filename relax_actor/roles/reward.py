@@ -16,6 +16,7 @@ from relax_actor.protocol import RewardReady, RewardTask
 from relax_actor.rewards.pool import RewardOutcome, RewardPool
 from relax_actor.rewards.registry import RewardInput
 from relax_actor.roles.queue import TransferQueue
+from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
@@ -32,7 +33,8 @@ class Reward(Actor):
         reward = config.reward
         self._config = config
         self._encoder = PromptEncoder(Path(config.model.path), config.data)
-        self._reader = RowReader(ShmSpace(self.ctx.run_id, config.queue.storage_path))
+        space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._reader = RowReader(space, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._pool = RewardPool(
             reward.function,

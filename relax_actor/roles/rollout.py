@@ -26,9 +26,10 @@ from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.staging import gpu_sources
+from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
-from transport.shm import ShmSpace
+from transport.shm import SegmentSpaceError, ShmSpace
 
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
@@ -51,7 +52,8 @@ class Rollout(LendingActor):
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
         rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader, self._writer = RowReader(rows), RowWriter(rows, self.ctx.holder)
+        self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
+        self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
@@ -196,6 +198,9 @@ class Rollout(LendingActor):
     def _send(self, samples: list[SampleReady]) -> None:
         reply = self._queue.ask(TransferQueue.put_samples, self.ctx.holder, samples)
         self._putting.append((reply, samples))
+
+    def _say_full(self, error: SegmentSpaceError) -> None:
+        self.ctx.events.emit("put_waits", reason=str(error))
 
     def _settle_puts(self) -> None:
         """Send again what the queue did not answer; it recognises what it has."""

@@ -27,6 +27,7 @@ from relax_actor.roles.queue import HopelessRunError, TransferQueue
 from relax_actor.roles.step_stats import StepStats
 from relax_actor.roles.trainer_past import TrainerPast
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
+from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
 
@@ -50,7 +51,8 @@ class Trainer(Actor):
         self._config = config
         device = trainer_device(config.train.device, host_gpus())
         self._backend = make_backend(config, device)
-        self._reader = RowReader(ShmSpace(self.ctx.run_id, config.queue.storage_path))
+        rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
         start = self._past.load(resume)

@@ -10,8 +10,9 @@ from typing import TypeVar
 from relax_actor.ids import Holder
 from relax_actor.protocol import PromptGroup, SampleReady
 from relax_actor.transfer_queue.ledger import Ledger
+from relax_actor.transfer_queue.memory import Memory
 from relax_actor.transfer_queue.records import Put
-from relax_actor.transfer_queue.storage import renamed
+from relax_actor.transfer_queue.storage import refs_of, renamed
 from transport.shm import SegmentMissingError, ShmSpace
 
 T = TypeVar("T")
@@ -28,10 +29,11 @@ class Intake:
     Args:
         space: where the rows lie.
         ledger: who decides; only its puts are called.
+        memory: who counts, and frees.
     """
 
-    def __init__(self, space: ShmSpace, ledger: Ledger) -> None:
-        self._space, self._ledger = space, ledger
+    def __init__(self, space: ShmSpace, ledger: Ledger, memory: Memory) -> None:
+        self._space, self._ledger, self._memory = space, ledger, memory
         needed = ledger.segments()
         for name in space.names(OWNER):
             if name not in needed:
@@ -47,7 +49,7 @@ class Intake:
                 continue
             for group in members:
                 self._ledger.submit(renamed(group, segment, adopted), now)
-            self._free_unless_needed(adopted)
+            self._count(adopted, members)
         return whole
 
     def samples(self, samples: Sequence[SampleReady], holder: Holder, now: float) -> list[Put]:
@@ -61,7 +63,7 @@ class Intake:
             outcomes += [
                 self._ledger.put_sample(renamed(sample, segment, adopted), holder, now) for sample in members
             ]
-            self._free_unless_needed(adopted)
+            self._count(adopted, members)
         return outcomes
 
     def _adopt(self, segment: str) -> str | None:
@@ -70,9 +72,11 @@ class Intake:
         except SegmentMissingError:
             return None
 
-    def _free_unless_needed(self, segment: str) -> None:
-        if not self._ledger.needs(segment):
-            self._space.unlink(segment)
+    def _count(self, segment: str, members: Sequence[PromptGroup] | Sequence[SampleReady]) -> None:
+        if self._ledger.needs(segment):
+            self._memory.took(segment, (ref for member in members for ref in refs_of(member)))
+        else:
+            self._memory.free(segment)
 
 
 def _by_segment(records: Sequence[T], segment: Callable[[T], str]) -> list[tuple[str, list[T]]]:

@@ -1,12 +1,15 @@
 """Rows in shared memory: written once by who makes them, read in place by everybody else.
 
-All arrays of one put lie in one segment, each aligned to a cache line: a segment costs system calls and page
-faults, an array costs a copy. The ledger counts who needs a segment; the queue actor owns and unlinks it.
+All arrays of one put lie side by side in warm memory (`transport.pool`), each aligned to a cache line, under
+one segment name. The ledger counts who needs a segment; the queue actor owns the name and unlinks it, and the
+memory is written again by its producer.
 """
 
+import functools
 import math
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,10 +19,16 @@ import numpy.typing as npt
 from relax_actor.errors import RelaxError
 from relax_actor.ids import Holder
 from relax_actor.protocol import TensorRef
-from transport.shm import Segment, ShmSpace
+from transport.mappings import Mappings
+from transport.pool import ALIGN_BYTES, Piece, SegmentPool
+from transport.shm import SegmentBusyError, SegmentMissingError, SegmentSpaceError, ShmSpace
 
-_ALIGN_BYTES = 64
 _KINDS = "biufc"  # bool, integers, floats, complex: what a dtype's name says completely
+
+PATIENCE_S = 10.0
+"""How long rows wait for shared memory: far longer than it takes to move some into files."""
+
+LOOK_S = 0.02
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -33,56 +42,78 @@ class RowRefError(RelaxError):
 
 
 class RowWriter:
-    """Writes rows into new segments that belong to `holder`.
+    """Writes rows into memory that belongs to `holder`.
 
     Args:
         space: the run's shared memory.
         holder: the owner in the segments' names; its segments are swept after its death.
+        on_full: told once for each write that has to wait until others make room.
+        patience_s: how long a write waits for that.
     """
 
-    def __init__(self, space: ShmSpace, holder: Holder) -> None:
-        self._space = space
-        self._holder = holder
-        self._segments = 0
+    def __init__(
+        self,
+        space: ShmSpace,
+        holder: Holder,
+        *,
+        on_full: Callable[[SegmentSpaceError], None] = lambda _error: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._pool = SegmentPool(space, holder.name, holder.incarnation)
+        self._on_full, self._patience_s = on_full, patience_s
 
     def write(self, rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> list[dict[str, TensorRef]]:
-        """Copy rows of named arrays into one new segment.
+        """Copy rows of named arrays to where others can read them, all under one new segment name.
 
         Returns:
             For each row the references of its arrays; nothing, and no segment, for no rows.
 
         Raises:
-            SegmentSpaceError: shared memory is full; nothing was left behind.
+            SegmentSpaceError: shared memory is full and stayed so; nothing was left behind.
+            SegmentMissingError: the holder's memory was swept: it is taken for dead.
             ValueError: an array that is not of numbers.
         """
         if not rows:
             return []
         layout, nbytes = _layout(rows)
-        with self._create(max(1, nbytes)) as segment:
-            refs = []
-            for row, offsets in zip(rows, layout, strict=True):
-                refs.append({name: _put(segment, offsets[name], array) for name, array in row.items()})
-        return refs
+        piece = self._place(max(1, nbytes))
+        return [
+            {name: _put(piece, offsets[name], array) for name, array in row.items()}
+            for row, offsets in zip(rows, layout, strict=True)
+        ]
 
-    def _create(self, nbytes: int) -> Segment:
-        self._segments += 1
-        label = f"rows{self._segments}"
-        return self._space.create(self._holder.name, self._holder.incarnation, label, nbytes)
+    def _place(self, nbytes: int) -> Piece:
+        """Return room; what was generated is worth waiting for it."""
+        deadline, is_told = time.monotonic() + self._patience_s, False
+        while True:
+            try:
+                return self._pool.place(nbytes)
+            except SegmentSpaceError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                if not is_told:
+                    self._on_full(error)
+                is_told = True
+                time.sleep(LOOK_S)
 
 
 class RowReader:
     """Reads rows in place.
 
+    A view holds a lease of its memory: nothing else is written there while it lives, also when nobody needs
+    the row any more. What is kept for long belongs into a copy.
+
     Args:
         space: the run's shared memory.
-        cache: how many segments stay mapped, the least recently read go first. A mapping keeps the memory
-            of an unlinked segment, and a file descriptor.
+        spill: where the queue puts rows that memory has no room for (`memory.spill_space`).
     """
 
-    def __init__(self, space: ShmSpace, cache: int = 32) -> None:
-        self._space = space
-        self._cache = cache
-        self._segments: OrderedDict[str, Segment] = OrderedDict()
+    def __init__(self, space: ShmSpace, spill: ShmSpace | None = None) -> None:
+        self._space, self._spill = space, spill
+        self._mappings = Mappings(space)
+        # Both hold what views hold: one lease, and one descriptor, for all that lies in one arena.
+        self._leased: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._arenas: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def read(self, ref: TensorRef) -> npt.NDArray[Any]:
         """Return a read-only view of an array; it stays valid when the segment is unlinked or closed.
@@ -91,59 +122,87 @@ class RowReader:
             SegmentMissingError: the segment was freed: nobody needs the row any more.
             RowRefError: the reference is wrong.
         """
-        segment = self._mapped(ref.segment)
+        memory = self._memory(ref.segment)
         dtype = _dtype(ref)
         end = ref.offset + dtype.itemsize * math.prod(ref.shape)
-        if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > segment.nbytes:
-            raise RowRefError(ref, f"not within its {segment.nbytes} bytes")
-        return segment.ndarray(dtype, ref.shape, ref.offset)
+        if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > len(memory):
+            raise RowRefError(ref, f"not within its {len(memory)} bytes")
+        return np.ndarray(ref.shape, dtype, buffer=memory, offset=ref.offset)
 
     def close(self) -> None:
         """Unmap everything; views stay valid. Idempotent."""
-        while self._segments:
-            self._segments.popitem()[1].close()
+        self._mappings.close()
 
-    def _mapped(self, name: str) -> Segment:
-        if name not in self._segments:
-            self._segments[name] = self._space.attach(name)
-        self._segments.move_to_end(name)
-        while len(self._segments) > max(1, self._cache):
-            self._segments.popitem(last=False)[1].close()
-        return self._segments[name]
+    def _memory(self, name: str) -> Any:
+        """Return the memory under a name, uint8 [bytes]; the views of it are what keeps it leased."""
+        memory = self._leased.get(name)
+        if memory is None:
+            memory = self._leased[name] = self._found(name)
+        return memory
+
+    def _found(self, name: str) -> Any:
+        try:
+            return self._lease(name)
+        except SegmentMissingError:
+            if self._spill is None:
+                raise
+            return self._spill.attach(name).buf.obj  # read once or twice: not a mapping to keep
+
+    def _lease(self, name: str) -> Any:
+        inode = self._space.inode(name)
+        memory = self._arenas.get(inode)
+        if memory is None:
+            memory = self._leased_anew(name)
+            self._space.inode(name)  # freed before the lease, its writer may not have seen it
+            self._arenas[inode] = memory
+        return memory
+
+    def _leased_anew(self, name: str) -> Any:
+        known = len(self._mappings)
+        try:
+            segment = self._mappings.lease(name)
+        except SegmentBusyError as error:  # its writer is about to use it again
+            raise SegmentMissingError(name) from error
+        if len(self._mappings) > known:
+            self._mappings.trim()
+        return segment.buf.obj  # what numpy makes the base of its views
 
 
 def segments_of(record: msgspec.Struct) -> frozenset[str]:
     """Return the segments that a reference, or a record with references, is in."""
-    return frozenset(ref.segment for ref in _refs(record))
+    refs = [record] if isinstance(record, TensorRef) else refs_of(record)
+    return frozenset(ref.segment for ref in refs)
+
+
+def refs_of(record: msgspec.Struct) -> list[TensorRef]:
+    """Return the references in the fields of a record, also in those that are dicts."""
+    values = [getattr(record, name) for name in record.__struct_fields__]
+    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
+    return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
 def renamed(record: Record, old: str, new: str) -> Record:
     """Return a reference, or a record with references, after a segment got another name."""
     if isinstance(record, TensorRef):
-        return msgspec.structs.replace(record, segment=new) if record.segment == old else record
-    if all(ref.segment != old for ref in _refs(record)):
-        return record
-    fields = msgspec.structs.asdict(record)
-    return msgspec.structs.replace(
-        record, **{name: _renamed_value(value, old, new) for name, value in fields.items()}
-    )
+        moved_ref: Record = _renamed_value(record, old, new)
+        return moved_ref
+    fields = {name: getattr(record, name) for name in record.__struct_fields__}
+    moved = {name: _renamed_value(value, old, new) for name, value in fields.items()}
+    changed = {name: value for name, value in moved.items() if value is not fields[name]}
+    return msgspec.structs.replace(record, **changed) if changed else record
 
 
 def _renamed_value(value: Any, old: str, new: str) -> Any:
+    """Return the value itself where nothing of it changes."""
     if isinstance(value, TensorRef):
-        return renamed(value, old, new)
-    if isinstance(value, dict):
-        return {key: renamed(v, old, new) if isinstance(v, TensorRef) else v for key, v in value.items()}
+        return TensorRef(new, value.offset, value.dtype, value.shape) if value.segment == old else value
+    if isinstance(value, dict) and value:
+        moved = {
+            key: _renamed_value(each, old, new) if isinstance(each, TensorRef) else each
+            for key, each in value.items()
+        }
+        return moved if any(moved[key] is not value[key] for key in value) else value
     return value
-
-
-def _refs(record: msgspec.Struct) -> list[TensorRef]:
-    """Return the references in the fields of a record, also in those that are dicts."""
-    if isinstance(record, TensorRef):
-        return [record]
-    values = list(msgspec.structs.asdict(record).values())
-    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
-    return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
 def _dtype(ref: TensorRef) -> np.dtype[Any]:
@@ -165,12 +224,18 @@ def _layout(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[s
         for name, array in row.items():
             if array.dtype.kind not in _KINDS:
                 raise ValueError(f"`{name}` is of dtype {array.dtype}; rows are of numbers")
-            start = -(-end // _ALIGN_BYTES) * _ALIGN_BYTES
+            start = -(-end // ALIGN_BYTES) * ALIGN_BYTES
             layout[-1][name], end = start, start + array.nbytes
     return layout, end
 
 
-def _put(segment: Segment, offset: int, array: npt.NDArray[Any]) -> TensorRef:
-    dtype = array.dtype.name  # without byte order: stored in the machine's own
-    segment.ndarray(dtype, array.shape, offset)[...] = array
-    return TensorRef(segment=segment.name, offset=offset, dtype=dtype, shape=array.shape)
+def _put(piece: Piece, offset: int, array: npt.NDArray[Any]) -> TensorRef:
+    dtype, at = _name(array.dtype), piece.offset + offset
+    np.ndarray(array.shape, dtype, buffer=piece.segment.buf, offset=at)[...] = array
+    return TensorRef(segment=piece.name, offset=at, dtype=dtype, shape=array.shape)
+
+
+@functools.cache
+def _name(dtype: np.dtype[Any]) -> str:
+    """Return the name without byte order: rows are stored in the machine's own."""
+    return dtype.name

@@ -1,7 +1,9 @@
 """The questions a ledger answers about itself, without a change of what it knows."""
 
+from collections.abc import Iterator
+
 from relax_actor.ids import GroupId, PolicyVersion
-from relax_actor.protocol import Accounting
+from relax_actor.protocol import Accounting, TensorRef
 from relax_actor.transfer_queue.ledger import report, waiting
 from relax_actor.transfer_queue.ledger.decider import Decider
 from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, TrainedSet
@@ -63,6 +65,17 @@ class Reporter(Decider):
     def needs(self, segment: str) -> bool:
         """Return whether a row is in this segment."""
         return segment in self._state.references
+
+    def holdings(self) -> Iterator[tuple[GroupId, TensorRef]]:
+        """Yield every array that is needed, with the group it is for."""
+        for group_id, group in self._state.groups.items():
+            yield from ((group_id, ref) for ref in group.prompt_refs)
+            yield from ((group_id, ref) for row in group.rows for ref in row.refs)
+
+    def has_batch(self) -> bool:
+        """Whether the trainer has a batch or could have one."""
+        complete = sum(map(len, self._state.index.complete.values()))
+        return self._state.leases.batch is not None or 0 < self._wanted() <= complete
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""

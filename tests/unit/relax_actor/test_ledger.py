@@ -954,3 +954,25 @@ def test_leases_cost_what_is_ready_and_not_what_is_resident():
     assert index.waiting == {}
     assert loop.lease(R1) == []
     assert loop.batch() is None
+
+
+def test_a_ledger_tells_which_arrays_it_needs_and_for_which_group():
+    loop = Loop()
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.put(lease, 0)
+    held = list(loop.ledger.holdings())
+    assert {group_id for group_id, _ in held} == {lease.group.group_id}
+    assert {each.segment for _, each in held} == set(loop.ledger.segments())
+
+
+def test_a_ledger_knows_whether_the_trainer_has_something_to_do():
+    """From when the last group of a batch is complete until it is acknowledged."""
+    loop = Loop()
+    assert not loop.ledger.has_batch()
+    loop.ready()
+    assert loop.ledger.has_batch()
+    batch = loop.batch()
+    assert loop.ledger.has_batch()
+    loop.ack(batch)
+    assert not loop.ledger.has_batch()
