@@ -80,6 +80,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: int = 1
     lease_s: float = 300.0
     """A prompt comes back to the queue when its rollout has not finished it by then."""
+    chunk_tokens: int = 0
+    """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
 
@@ -150,6 +152,10 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Leases of one prompt that may end without its samples before it is dropped as poison."""
     group_deadline_s: float = 600.0
     """A group not complete by then, counted from its first lease, is dropped with a reason."""
+    partial_rollout_timeout_s: float = 300.0
+    """When `on_partial_timeout` applies to a group that is not sampled whole, from its first lease on."""
+    on_partial_timeout: Literal["wait", "drop", "finish"] = "wait"
+    """`finish` ends samples with the tokens put so far, and gives up those without any."""
 
 
 class DcsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

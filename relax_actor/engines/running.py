@@ -28,14 +28,17 @@ class RunningSample:
         Raises:
             RequestError: nothing may follow the prefix, or it is not one log-prob and version a token.
         """
-        tokens, logprobs, versions = map(
-            list, (request.prefix.tokens, request.prefix.logprobs, request.prefix.versions)
+        prefix = request.prefix
+        sample = cls(
+            request=request,
+            budget_tokens=budget_tokens,
+            tokens=list(prefix.tokens),
+            logprobs=list(prefix.logprobs),
+            versions=list(prefix.versions),
         )
-        if not len(tokens) == len(logprobs) == len(versions):
-            fact = f"has a prefix of {len(tokens)} tokens, {len(logprobs)} log-probs, {len(versions)} versions"
-            raise RequestError(request.key, fact)
-        sample = cls(request=request, budget_tokens=budget_tokens)
-        sample.tokens, sample.logprobs, sample.versions = tokens, logprobs, versions
+        if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.versions):
+            lengths = f"{len(prefix.tokens)} tokens, {len(prefix.logprobs)} log-probs"
+            raise RequestError(request.key, f"has a prefix of {lengths}, {len(prefix.versions)} versions")
         if sample.finish_reason is not None:
             raise RequestError(request.key, f"its prefix has come to its end: {sample.finish_reason}")
         return sample

@@ -1,7 +1,7 @@
 """The ledger's limits, out of a run's configuration."""
 
 from relax_actor.config import Config
-from relax_actor.transfer_queue.records import LedgerConfig
+from relax_actor.transfer_queue.records import LedgerConfig, PartialPolicy
 
 EMPTY_BATCHES = 20
 """Batches' worth of groups that may be dropped in a row before the run is given up as hopeless."""
@@ -20,5 +20,7 @@ def ledger_config(config: Config) -> LedgerConfig:
         reward_lease_s=config.reward.lease_s,
         batch_lease_s=config.train.lease_s,
         group_deadline_s=config.queue.group_deadline_s,
+        partial_timeout_s=config.queue.partial_rollout_timeout_s,
+        on_partial_timeout=PartialPolicy(config.queue.on_partial_timeout),
         refill_limit=EMPTY_BATCHES * config.groups_per_batch,
     )

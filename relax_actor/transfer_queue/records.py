@@ -10,10 +10,18 @@ from enum import StrEnum
 import msgspec
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import BatchTrained, PromptGroup, RewardReady, SampleReady
+from relax_actor.protocol import BatchTrained, PromptGroup, RewardReady, SampleChunk, SampleReady
 
 RowKey = tuple[GroupId, SampleIndex]
 """What identifies a row of the queue."""
+
+
+class PartialPolicy(StrEnum):
+    """What becomes of a group that is not sampled in time."""
+
+    WAIT = "wait"  # nothing, up to the group's deadline
+    DROP = "drop"
+    FINISH = "finish"  # samples end with the tokens of their chunks; those without one are dropped
 
 
 class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +38,15 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     batch_lease_s: float
     group_deadline_s: float
     refill_limit: int = 1000  # groups dropped since the last trained batch before the run is hopeless
+    partial_timeout_s: float = 300.0  # from a group's first lease, where `on_partial_timeout` is not `wait`
+    on_partial_timeout: PartialPolicy = PartialPolicy.WAIT
+
+    @property
+    def sampling_deadline_s(self) -> float:
+        """How long after its first lease a group is looked at: is it sampled?"""
+        if self.on_partial_timeout is PartialPolicy.WAIT:
+            return self.group_deadline_s
+        return min(self.partial_timeout_s, self.group_deadline_s)
 
     @property
     def window(self) -> int:
@@ -239,6 +256,20 @@ class EvalReported(msgspec.Struct, frozen=True, kw_only=True, tag="eval_reported
     group_id: GroupId
 
 
+class ChunkPut(msgspec.Struct, frozen=True, kw_only=True, tag="chunk_put"):
+    """A rollout has sampled so much of a sample; the chunk before is not needed any more."""
+
+    chunk: SampleChunk
+
+
+class PartialsEnded(msgspec.Struct, frozen=True, kw_only=True, tag="partials_ended"):
+    """A group was not sampled in time: some samples end with the tokens of their chunks."""
+
+    group_id: GroupId
+    rows: tuple[SampleIndex, ...]
+    group_until_s: float  # when all of it must be scored
+
+
 Event = (
     Submitted
     | StreamEnded
@@ -255,6 +286,8 @@ Event = (
     | Fenced
     | Rewound
     | EvalReported
+    | ChunkPut
+    | PartialsEnded
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

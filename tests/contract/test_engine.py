@@ -511,7 +511,9 @@ def test_samples_of_one_prompt_may_go_on_from_different_places_and_from_none(bui
 
 @pytest.mark.parametrize("length", [3, 4])
 def test_nothing_follows_a_prefix_that_has_come_to_its_end(engine, length):
-    prefix = Prefix(tokens=(5,) * (length - 1) + (STOPS[0],), logprobs=(-1.0,) * length, versions=(0,) * length)
+    prefix = Prefix(
+        tokens=(5,) * (length - 1) + (STOPS[0],), logprobs=(-1.0,) * length, versions=(0,) * length
+    )
     ended = msgspec.structs.replace(request(max_new=4, stop_token_ids=STOPS), prefix=prefix)
     with pytest.raises(RequestError, match="come to its end: stop"):
         engine.submit([ended])

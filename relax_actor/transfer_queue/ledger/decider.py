@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from relax_actor.ids import GroupId, Holder, LeaseId, SampleIndex
+from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import Group, RowState
 from relax_actor.transfer_queue.ledger.leases import Lease
@@ -17,6 +18,8 @@ from relax_actor.transfer_queue.records import (
     LeaseEnded,
     LeaseKind,
     LedgerConfig,
+    PartialPolicy,
+    PartialsEnded,
     Put,
     Refusal,
     RowKey,
@@ -116,6 +119,30 @@ class Decider:
             details = "; ".join(sorted({row.detail for row in group.rows if row.detail}))
             detail = f"{valid} of {len(group.rows)} samples have a reward, {needed} are needed: {details}"
             self._drop(group, DropReason.FEW_VALID, detail)
+
+    def _end_overdue(self, group: Group, now: float) -> None:
+        """Drop a group whose time is over; or end its samples, and leave it the time to be scored."""
+        config = self.config
+        is_over = now >= group.since_s + config.group_deadline_s
+        is_sampled = not group.count(RowState.WAITING) + group.count(RowState.RUNNING)
+        if is_over or (config.on_partial_timeout is PartialPolicy.DROP and not is_sampled):
+            limit_s = config.group_deadline_s if is_over else config.partial_timeout_s
+            late = waiting.describe(self._state, group, now)
+            self._drop(group, DropReason.DEADLINE, f"after {limit_s:g} s, {late}")
+        else:
+            self._end_partials(group)
+
+    def _end_partials(self, group: Group) -> None:
+        """End what is unfinished: it has the tokens of its chunk, or is no sample."""
+        unsampled = sorted(group.indices(RowState.WAITING) + group.indices(RowState.RUNNING))
+        started = tuple(index for index in unsampled if group.rows[index].chunk is not None)
+        until_s = group.since_s + self.config.group_deadline_s
+        self._emit(PartialsEnded(group_id=group.group_id, rows=started, group_until_s=until_s))
+        for index in unsampled:
+            if index not in started:
+                detail = f"no chunk after {self.config.partial_timeout_s:g} s"
+                self._emit(SampleDropped(group_id=group.group_id, sample_index=index, detail=detail))
+        self._drop_if_few_valid(group)
 
     def _drop_stale(self) -> None:
         """Give up the groups, not in the trainer's hands, that are too old for it now and will be later."""

@@ -7,13 +7,14 @@ from functools import singledispatch
 
 from relax_actor.ids import SampleIndex
 from relax_actor.protocol import Purpose
-from relax_actor.transfer_queue.ledger.groups import Group, RowState
+from relax_actor.transfer_queue.ledger.groups import Group, RowState, ended_sample
 from relax_actor.transfer_queue.ledger.leases import Lease
 from relax_actor.transfer_queue.ledger.rewind import rewind
 from relax_actor.transfer_queue.ledger.state import LedgerState
 from relax_actor.transfer_queue.records import (
     BatchAcked,
     BatchLeased,
+    ChunkPut,
     DroppedGroup,
     DroppedSample,
     DropReason,
@@ -23,6 +24,7 @@ from relax_actor.transfer_queue.records import (
     GroupDropped,
     LeaseEnded,
     LeaseKind,
+    PartialsEnded,
     PromptLeased,
     Published,
     RewardLeased,
@@ -62,21 +64,37 @@ def _prompt_leased(event: PromptLeased, state: LedgerState) -> None:
     group.holder = event.holder
     for index in event.rows:
         state.move(group, index, RowState.RUNNING, event.lease_id)
-        group.rows[index].version = event.version
-    state.set_deadline(group, event.group_until_s)
+        chunk = group.rows[index].chunk
+        group.rows[index].version = event.version if chunk is None else chunk.oldest_version
+    state.start_clock(group, event.since_s, event.group_until_s)
     _add_lease(state, event, LeaseKind.PROMPT, {(event.group_id, index) for index in event.rows})
     state.index.file(group)
 
 
 @_apply.register
 def _sample_put(event: SamplePut, state: LedgerState) -> None:
-    sample = event.sample
-    group = state.groups[sample.group_id]
-    state.move(group, sample.sample_index, RowState.SAMPLED)
-    row = group.rows[sample.sample_index]
-    row.version, row.sample = sample.oldest_version, sample
-    state.refer(row.refs)
+    group = state.groups[event.sample.group_id]
+    state.keep_sample(group, event.sample)
     group.let_go()
+    state.index.file(group)
+
+
+@_apply.register
+def _chunk_put(event: ChunkPut, state: LedgerState) -> None:
+    group = state.groups[event.chunk.group_id]
+    state.keep_chunk(group, event.chunk)
+    state.index.file(group)
+
+
+@_apply.register
+def _partials_ended(event: PartialsEnded, state: LedgerState) -> None:
+    group = state.groups[event.group_id]
+    for index in event.rows:
+        chunk = group.rows[index].chunk
+        if chunk is not None:  # always: the decider looked
+            state.keep_sample(group, ended_sample(chunk))
+    group.let_go()
+    state.set_deadline(group, event.group_until_s)
     state.index.file(group)
 
 
@@ -103,6 +121,7 @@ def _sample_dropped(event: SampleDropped, state: LedgerState) -> None:
     row = group.rows[event.sample_index]
     row.reward_lease_id, row.detail = row.lease_id, event.detail
     state.drop_row(group, event.sample_index)
+    group.let_go()
     state.drop_log.append(
         DroppedSample(
             group_id=event.group_id,
@@ -170,7 +189,7 @@ def _lease_ended(event: LeaseEnded, state: LedgerState) -> None:
     for group_id, index in sorted(lease.rows):
         group = state.groups[group_id]
         if lease.kind is LeaseKind.PROMPT:
-            state.reset_row(group, index)
+            state.return_row(group, index)
         elif lease.kind is LeaseKind.REWARD:
             group.rows[index].attempts += event.failed
             state.move(group, index, RowState.SAMPLED)

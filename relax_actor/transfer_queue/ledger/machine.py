@@ -13,9 +13,9 @@ from relax_actor.protocol import (
     Purpose,
     RewardReady,
     RewardTask,
+    SampleChunk,
     SampleReady,
 )
-from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import (
     RowState,
@@ -29,6 +29,7 @@ from relax_actor.transfer_queue.ledger.selection import choose_batch
 from relax_actor.transfer_queue.records import (
     BatchAcked,
     BatchLeased,
+    ChunkPut,
     DroppedGroup,
     DropReason,
     EvalReported,
@@ -155,6 +156,21 @@ class Ledger(Reporter):
         self._drop_stale()
         return Put.ACCEPTED
 
+    def put_chunk(self, chunk: SampleChunk, holder: Holder, now: float) -> Put:
+        """Take what there is of a sample from the rollout that holds its lease.
+
+        The next lease of the sample carries it, if this one ends without the whole sample.
+        """
+        self._tick(now)
+        key = (chunk.group_id, chunk.sample_index)
+        row = self._state.row(key)
+        if row is None or not self._holds(holder, chunk.lease_id, LeaseKind.PROMPT, key):
+            return self._refuse(holder, duplicate=False)
+        if row.chunk is not None and row.chunk.length >= chunk.length:
+            return self._refuse(holder, duplicate=True)
+        self._emit(ChunkPut(chunk=chunk))
+        return Put.ACCEPTED
+
     # Reward actors
 
     def lease_rewards(self, holder: Holder, max_rows: int, now: float) -> list[RewardTask]:
@@ -264,8 +280,7 @@ class Ledger(Reporter):
         expired = [_expired(lease) for lease in leases]
         self._end(leases)
         for group in self._state.overdue_groups(now):
-            late = waiting.describe(self._state, group, now)
-            self._drop(group, DropReason.DEADLINE, f"after {self.config.group_deadline_s:g} s, {late}")
+            self._end_overdue(group, now)
         return expired
 
     def next_deadline(self) -> float | None:
@@ -334,10 +349,17 @@ class Ledger(Reporter):
                 version=version,
                 since_s=self._now_s,
                 until_s=self._now_s + self.config.prompt_lease_s,
-                group_until_s=self._now_s + self.config.group_deadline_s,
+                group_until_s=self._now_s + self.config.sampling_deadline_s,
             )
         )
-        return PromptLease(lease_id=lease_id, group=group.prompt, missing=rows, policy_version=version)
+        chunks = (group.rows[index].chunk for index in rows)
+        return PromptLease(
+            lease_id=lease_id,
+            group=group.prompt,
+            missing=rows,
+            policy_version=version,
+            chunks=tuple(chunk for chunk in chunks if chunk is not None),
+        )
 
     def _lease_batch(
         self, holder: Holder, group_ids: tuple[GroupId, ...], version: PolicyVersion

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import PromptGroup, TensorRef
+from relax_actor.protocol import PromptGroup, SampleChunk, SampleReady, TensorRef
 from relax_actor.transfer_queue.ledger.groups import Group, Row, RowState
 from relax_actor.transfer_queue.ledger.index import Index
 from relax_actor.transfer_queue.ledger.leases import LeaseTable
@@ -89,8 +89,31 @@ class LedgerState:
         """Give up a row and free its arrays."""
         row = group.rows[index]
         self.release(row.refs)
-        row.version = row.reward = None
+        row.version = row.reward = row.chunk = None
         self.move(group, index, RowState.DROPPED)
+
+    def return_row(self, group: Group, index: SampleIndex) -> None:
+        """Let any rollout have a row whose lease has ended; it goes on after the chunk, if there is one."""
+        chunk = group.rows[index].chunk
+        self.move(group, index, RowState.WAITING)
+        group.rows[index] = Row(chunk=chunk, version=chunk.oldest_version if chunk else None)
+
+    def keep_chunk(self, group: Group, chunk: SampleChunk) -> None:
+        """Keep a chunk instead of the one before."""
+        row = group.rows[chunk.sample_index]
+        superseded = row.refs
+        row.chunk, row.version = chunk, chunk.oldest_version
+        self.refer(row.refs)
+        self.release(superseded)
+
+    def keep_sample(self, group: Group, sample: SampleReady) -> None:
+        """Keep a finished sample instead of its chunk."""
+        row = group.rows[sample.sample_index]
+        superseded = row.refs
+        row.chunk, row.sample, row.version = None, sample, sample.oldest_version
+        self.refer(row.refs)
+        self.release(superseded)
+        self.move(group, sample.sample_index, RowState.SAMPLED)
 
     def reset_row(self, group: Group, index: SampleIndex) -> None:
         """Make a row as if it had never been leased."""
@@ -121,11 +144,16 @@ class LedgerState:
                 del self.references[ref.segment]
                 self.freed.append(ref.segment)
 
-    def set_deadline(self, group: Group, until_s: float) -> None:
+    def start_clock(self, group: Group, since_s: float, until_s: float) -> None:
         """Start the clock of a group, if it does not run."""
         if group.until_s is None:
-            group.until_s = until_s
-            heapq.heappush(self._deadlines, (until_s, group.group_id))
+            group.since_s = since_s
+            self.set_deadline(group, until_s)
+
+    def set_deadline(self, group: Group, until_s: float) -> None:
+        """Give a group a deadline."""
+        group.until_s = until_s
+        heapq.heappush(self._deadlines, (until_s, group.group_id))
 
     def next_group_deadline(self) -> float | None:
         """Return when the next group is overdue, in seconds of the queue's clock."""

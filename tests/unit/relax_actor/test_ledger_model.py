@@ -16,11 +16,19 @@ from relax_actor.protocol import (
     PromptGroup,
     Purpose,
     RewardReady,
+    SampleChunk,
     SampleReady,
     TensorRef,
 )
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
-from relax_actor.transfer_queue.records import DropReason, Put, TrainedSet, decode_events, encode_events
+from relax_actor.transfer_queue.records import (
+    DropReason,
+    PartialPolicy,
+    Put,
+    TrainedSet,
+    decode_events,
+    encode_events,
+)
 
 ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
 names = st.sampled_from([*ROLLOUTS, *REWARDERS, "trainer/0"])
@@ -44,20 +52,28 @@ class World(RuleBasedStateMachine):
         steps=st.integers(1, 4),
         min_valid=st.integers(1, 2),
         attempts=st.integers(0, 3),
+        on_timeout=st.sampled_from(PartialPolicy),
     )
-    def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts):
-        self.config = LedgerConfig(
-            groups_per_batch=per_batch,
-            samples_per_prompt=samples,
-            max_staleness=staleness,
-            total_groups=per_batch * steps,
-            min_valid_samples=min_valid,
-            max_attempts=attempts,
-            prompt_lease_s=30.0,
-            reward_lease_s=20.0,
-            batch_lease_s=60.0,
-            group_deadline_s=100.0,
+    def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts, **limits):
+        self.start(
+            LedgerConfig(
+                groups_per_batch=per_batch,
+                samples_per_prompt=samples,
+                max_staleness=staleness,
+                total_groups=per_batch * steps,
+                min_valid_samples=min_valid,
+                max_attempts=attempts,
+                prompt_lease_s=30.0,
+                reward_lease_s=20.0,
+                batch_lease_s=60.0,
+                group_deadline_s=100.0,
+                partial_timeout_s=50.0,
+                on_partial_timeout=limits.get("on_timeout", PartialPolicy.WAIT),
+            )
         )
+
+    def start(self, config):
+        self.config = config
         self.ledger = Ledger(self.config)
         self.events = []
         self.now = 100.0
@@ -67,6 +83,8 @@ class World(RuleBasedStateMachine):
         self.checkpoint_trained = Counter()
         self.incarnation = Counter()
         self.prompt_leases, self.reward_tasks = {}, {}
+        self.chunks = {}  # by sample: what the next lease has to carry
+        self.begun = {}  # by lease and sample: the version of the first token
         self.batch = None
         self.next_eval = -1
         self.evals, self.eval_results = set(), Counter()
@@ -125,7 +143,42 @@ class World(RuleBasedStateMachine):
         assert sum(len(lease.missing) for lease in leases) <= slots
         for lease in leases:
             assert lease.missing
+            self.check_chunks(lease)
             self.prompt_leases[lease.lease_id] = (lease, holder, set(lease.missing))
+
+    def check_chunks(self, lease):
+        carried = {chunk.sample_index: chunk for chunk in lease.chunks}
+        known = {i: self.chunks[lease.group.group_id, i] for i in lease.missing if self.has_chunk(lease, i)}
+        assert carried == known, "what was accepted last is gone on from"
+        for index, chunk in carried.items():
+            self.begun[lease.lease_id, index] = chunk.oldest_version
+
+    def has_chunk(self, lease, index):
+        return (lease.group.group_id, index) in self.chunks
+
+    @precondition(lambda self: self.prompt_leases)
+    @rule(data=st.data(), tokens=st.integers(1, 9))
+    def a_rollout_puts_a_chunk(self, data, tokens):
+        lease, holder, missing = self.prompt_leases[data.draw(st.sampled_from(sorted(self.prompt_leases)))]
+        self.put_chunk(lease, holder, data.draw(st.sampled_from(sorted(missing))), tokens)
+
+    def put_chunk(self, lease, holder, index, tokens):
+        tensor = TensorRef(segment=self.segment("c"), offset=0, dtype="int32", shape=(tokens,))
+        oldest = self.begun.setdefault((lease.lease_id, index), lease.policy_version)
+        chunk = SampleChunk(
+            group_id=lease.group.group_id,
+            sample_index=index,
+            lease_id=lease.lease_id,
+            tokens=tensor,
+            logprobs=tensor,
+            versions=tensor,
+            oldest_version=oldest,
+            newest_version=self.version,
+        )
+        if self.ledger.put_chunk(chunk, holder, self.now) is Put.ACCEPTED:
+            before = self.chunks.get((lease.group.group_id, index))
+            assert before is None or before.length < tokens
+            self.chunks[lease.group.group_id, index] = chunk
 
     @precondition(lambda self: self.prompt_leases)
     @rule(target=samples_put, data=st.data(), newer=st.booleans())
@@ -136,7 +189,8 @@ class World(RuleBasedStateMachine):
 
     def put_sample(self, lease, holder, index, *, newer=False):
         tokens = ref(self.segment("s"))
-        oldest = max(lease.policy_version, self.version) if newer else lease.policy_version
+        begins = max(lease.policy_version, self.version) if newer else lease.policy_version
+        oldest = self.begun.get((lease.lease_id, index), begins)
         sample = SampleReady(
             group_id=lease.group.group_id,
             sample_index=index,
@@ -148,7 +202,8 @@ class World(RuleBasedStateMachine):
             newest_version=self.version,
             finish_reason=FinishReason.STOP,
         )
-        self.ledger.put_sample(sample, holder, self.now)
+        if self.ledger.put_sample(sample, holder, self.now) is Put.ACCEPTED:
+            self.chunks.pop((lease.group.group_id, index), None)
         _, _, missing = self.prompt_leases[lease.lease_id]
         missing.discard(index)
         if not missing:
@@ -257,6 +312,7 @@ class World(RuleBasedStateMachine):
         self.ledger.rewind(self.checkpoint, self.version, self.now)
         self.trained = Counter(self.checkpoint_trained)
         self.batch = None
+        self.chunks.clear()
         assert self.ledger.trained_groups().samples == self.checkpoint.samples
 
     @rule(name=names, told=st.booleans())
@@ -269,7 +325,7 @@ class World(RuleBasedStateMachine):
     def a_death_is_told_late(self, name):
         self.ledger.holder_gone(name, self.incarnation[name], self.now)
 
-    @rule(seconds=st.sampled_from([1.0, 15.0, 35.0, 120.0]))
+    @rule(seconds=st.sampled_from([1.0, 15.0, 35.0, 60.0, 120.0]))
     def time_passes(self, seconds):
         self.now += seconds
         self.ledger.expire(self.now)
@@ -380,6 +436,7 @@ class World(RuleBasedStateMachine):
         self.prompts_come(4)
         for name in ROLLOUTS:
             for lease in self.ledger.lease_prompts(self.holder(name), self.version, 3, self.now):
+                self.check_chunks(lease)
                 self.prompt_leases[lease.lease_id] = (lease, self.holder(name), set(lease.missing))
         for lease, holder, missing in list(self.prompt_leases.values()):
             for index in sorted(missing):
@@ -417,6 +474,7 @@ def test_a_long_run_with_few_mishaps_ends_and_drops_nothing_as_stale(seed):
         (10, lambda: world.prompts_come(rng.randint(1, 9))),
         (15, lambda: take_prompts(world, rng)),
         (25, lambda: finish_a_sample(world, rng)),
+        (15, lambda: put_a_chunk(world, rng)),
         (15, lambda: world.a_reward_actor_takes_samples(rng.choice(REWARDERS), rng.randint(1, 5))),
         (25, lambda: score_a_sample(world, rng)),
         (15, world.the_trainer_steps),
@@ -443,6 +501,12 @@ def finish_a_sample(world, rng):
     if world.prompt_leases:
         lease, holder, missing = world.prompt_leases[rng.choice(sorted(world.prompt_leases))]
         world.put_sample(lease, holder, rng.choice(sorted(missing)))
+
+
+def put_a_chunk(world, rng):
+    if world.prompt_leases:
+        lease, holder, missing = world.prompt_leases[rng.choice(sorted(world.prompt_leases))]
+        world.put_chunk(lease, holder, rng.choice(sorted(missing)), rng.randint(1, 9))
 
 
 def score_a_sample(world, rng):
