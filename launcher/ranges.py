@@ -69,6 +69,8 @@ RANGES: dict[str, Range] = {
     "queue.min_valid_samples": _ONE,
     "queue.max_attempts": _ONE,
     "queue.group_deadline_s": _ABOVE,
+    "queue.over_sampling": _ONE,
+    "queue.max_refills": _ZERO,
     "queue.partial_rollout_timeout_s": _ABOVE,
     "dcs.keep": _ONE,
     "dcs.bucket_bytes": _ONE,

@@ -155,12 +155,22 @@ class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
     media: dict[str, TensorRef] = {}  # the prompt's
 
 
+class BatchSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a batch came together, in groups."""
+
+    filtered: int = 0  # dropped for equal rewards since the batch before
+    refilled: int = 0  # of those, how many were replaced by further prompts
+    carried: int = 0  # could be trained and stay for the next batch
+    skipped: str = ""  # why the batch is empty
+
+
 class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
     """Queue to trainer: whole groups, sorted by group and sample, to train on and then acknowledge."""
 
     lease_id: LeaseId
     samples: tuple[TrainSample, ...]
     policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
+    sampling: BatchSampling = BatchSampling()
 
 
 class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +178,7 @@ class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_id: LeaseId
     step: int  # steps done, this one included
-    policy_version: PolicyVersion  # the version published by this step
+    policy_version: PolicyVersion  # the version published by this step; of an empty batch the one before
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):

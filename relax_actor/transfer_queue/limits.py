@@ -22,5 +22,9 @@ def ledger_config(config: Config) -> LedgerConfig:
         group_deadline_s=config.queue.group_deadline_s,
         partial_timeout_s=config.queue.partial_rollout_timeout_s,
         on_partial_timeout=PartialPolicy(config.queue.on_partial_timeout),
-        refill_limit=EMPTY_BATCHES * config.groups_per_batch,
+        refill_limit=max(EMPTY_BATCHES, 2 * config.queue.max_refills) * config.groups_per_batch,
+        filters_zero_variance=config.train.filter_groups == "zero_variance",
+        surplus_groups=config.staleness_window - config.groups_per_batch * (config.run.max_staleness + 1),
+        max_refills=config.queue.max_refills,
+        trains_short_batches=config.queue.on_short_batch == "train",
     )

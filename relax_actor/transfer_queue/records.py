@@ -10,7 +10,14 @@ from enum import StrEnum
 import msgspec
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import BatchTrained, PromptGroup, RewardReady, SampleChunk, SampleReady
+from relax_actor.protocol import (
+    BatchSampling,
+    BatchTrained,
+    PromptGroup,
+    RewardReady,
+    SampleChunk,
+    SampleReady,
+)
 
 RowKey = tuple[GroupId, SampleIndex]
 """What identifies a row of the queue."""
@@ -40,6 +47,10 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     refill_limit: int = 1000  # groups dropped since the last trained batch before the run is hopeless
     partial_timeout_s: float = 300.0  # from a group's first lease, where `on_partial_timeout` is not `wait`
     on_partial_timeout: PartialPolicy = PartialPolicy.WAIT
+    filters_zero_variance: bool = False
+    surplus_groups: int = 0  # sampled beyond what batches need
+    max_refills: int = 3  # batches' worth of filtered groups that are replaced before a batch goes short
+    trains_short_batches: bool = True  # else the step is skipped
 
     @property
     def sampling_deadline_s(self) -> float:
@@ -51,7 +62,12 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def window(self) -> int:
         """Train groups that may be unfinished or untrained at once."""
-        return self.groups_per_batch * (self.max_staleness + 1)
+        return self.groups_per_batch * (self.max_staleness + 1) + self.surplus_groups
+
+    @property
+    def max_filtered(self) -> int:
+        """Groups filtered for one batch from which on none is replaced."""
+        return self.groups_per_batch * self.max_refills
 
 
 class Put(StrEnum):
@@ -68,8 +84,10 @@ class DropReason(StrEnum):
     REJECTED = "rejected"  # the prompt cannot be sampled at all
     UNSCORED = "unscored"  # one sample without a reward
     FEW_VALID = "few valid samples"
+    ZERO_VARIANCE = "zero_variance"  # all its rewards are equal
     POISON = "poison"  # whoever samples it dies
     DEADLINE = "deadline"
+    SURPLUS = "surplus"  # the run was over before it was trained
     STALE = "stale"
 
 
@@ -120,6 +138,7 @@ class TrainedSet(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 0  # trained
     samples: int = 0  # trained
     unscored: int = 0  # samples dropped from groups that were trained
+    missed: int = 0  # groups by which batches were short
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,10 +230,11 @@ class BatchLeased(msgspec.Struct, frozen=True, kw_only=True, tag="batch_leased")
 
     lease_id: LeaseId
     holder: Holder
-    group_ids: tuple[GroupId, ...]
+    group_ids: tuple[GroupId, ...]  # none: the step is skipped
     version: PolicyVersion
     since_s: float
     until_s: float
+    sampling: BatchSampling = BatchSampling()
 
 
 class BatchAcked(msgspec.Struct, frozen=True, kw_only=True, tag="batch_acked"):

@@ -151,6 +151,7 @@ def _group_dropped(event: GroupDropped, state: LedgerState) -> None:
     state.dropped[dropped.group_id] = dropped
     state.totals.dropped += dropped.samples
     state.totals.drops_in_a_row += 1
+    state.totals.filtered += dropped.reason is DropReason.ZERO_VARIANCE
 
 
 @_apply.register
@@ -161,19 +162,24 @@ def _batch_leased(event: BatchLeased, state: LedgerState) -> None:
         group.dealt = True
         rows |= {(group_id, index) for index in group.indices(RowState.SCORED)}
         state.index.file(group)
+    state.dealt = event.sampling
     _add_lease(state, event, LeaseKind.BATCH, rows)
 
 
 @_apply.register
 def _batch_acked(event: BatchAcked, state: LedgerState) -> None:
-    for group_id in state.leases.remove(event.trained.lease_id).group_ids:
+    group_ids = state.leases.remove(event.trained.lease_id).group_ids
+    for group_id in group_ids:
         group = state.groups[group_id]
         state.totals.trained += group.count(RowState.SCORED)
         state.totals.unscored += group.count(RowState.DROPPED)
         state.totals.trained_groups += 1
         state.positions.settle(group_id)
         state.forget(group)
-    state.totals.drops_in_a_row = 0
+    if group_ids:  # a run that only ever skips is hopeless
+        state.totals.drops_in_a_row = 0
+    state.totals.filtered -= state.dealt.filtered
+    state.totals.missed += state.config.groups_per_batch - len(group_ids)
     state.last_acked = event.trained.lease_id
     state.version = event.trained.policy_version
 

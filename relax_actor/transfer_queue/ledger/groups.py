@@ -93,6 +93,11 @@ class Group:
         """Return the lowest version of any token that may be trained; None while nothing has started."""
         return min((row.version for row in self.rows if row.version is not None), default=None)
 
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the scored samples, in order."""
+        return [row.reward for row in self.rows if row.reward is not None]
+
     def count(self, state: RowState) -> int:
         """Return how many rows are in `state`."""
         return sum(row.state is state for row in self.rows)
@@ -145,7 +150,7 @@ def train_samples(group: Group) -> list[TrainSample]:
 
 def eval_result(group: Group, detail: str) -> EvalResult:
     """Return what an evaluation prompt came to."""
-    rewards = tuple(row.reward for row in group.rows if row.reward is not None)
+    rewards = tuple(group.rewards)
     details = [row.detail for row in group.rows if row.detail]
     return EvalResult(
         eval_set=group.prompt.eval_set,

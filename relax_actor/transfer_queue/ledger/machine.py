@@ -7,6 +7,7 @@ from typing import Self
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import (
     BatchLease,
+    BatchSampling,
     BatchTrained,
     PromptGroup,
     PromptLease,
@@ -200,7 +201,7 @@ class Ledger(Reporter):
             self._drop_sample(*key, reward.reason or f"the reward is {reward.reward}")
         else:
             self._emit(RewardPut(reward=reward))
-            self._drop_if_few_valid(self._state.groups[reward.group_id])
+            self._drop_if_useless(self._state.groups[reward.group_id])
         return Put.ACCEPTED
 
     # The trainer
@@ -219,6 +220,8 @@ class Ledger(Reporter):
             return self._batch(lent, version) if lent.holder == holder else None
         if lent is not None:
             self._end([lent], failed=False)  # dealt for another version: some of it may be too old now
+        if reason := self._why_skip():
+            return self._lease_batch(holder, (), version, skipped=reason)
         chosen = choose_batch(
             self._state.index.started,
             self._state.index.complete,
@@ -244,6 +247,7 @@ class Ledger(Reporter):
             return Put.STALE
         self._emit(BatchAcked(trained=trained))
         self._drop_stale()
+        self._drop_surplus()
         return Put.ACCEPTED
 
     def published(self, version: PolicyVersion, now: float) -> bool:
@@ -362,7 +366,7 @@ class Ledger(Reporter):
         )
 
     def _lease_batch(
-        self, holder: Holder, group_ids: tuple[GroupId, ...], version: PolicyVersion
+        self, holder: Holder, group_ids: tuple[GroupId, ...], version: PolicyVersion, *, skipped: str = ""
     ) -> BatchLease:
         event = BatchLeased(
             lease_id=self._state.leases.next_id,
@@ -371,6 +375,7 @@ class Ledger(Reporter):
             version=version,
             since_s=self._now_s,
             until_s=self._now_s + self.config.batch_lease_s,
+            sampling=self._sampling(len(group_ids), skipped),
         )
         self._emit(event)
         return self._batch(self._state.leases.leases[event.lease_id], version)
@@ -378,7 +383,27 @@ class Ledger(Reporter):
     def _batch(self, lease: Lease, version: PolicyVersion) -> BatchLease:
         groups = [self._state.groups[group_id] for group_id in lease.group_ids]
         samples = tuple(sample for group in groups for sample in train_samples(group))
-        return BatchLease(lease_id=lease.lease_id, samples=samples, policy_version=version)
+        return BatchLease(
+            lease_id=lease.lease_id, samples=samples, policy_version=version, sampling=self._state.dealt
+        )
+
+    def _why_skip(self) -> str:
+        """Say why the next step has nothing to train on, although no further group will come for it."""
+        here, needed = self._state.train_groups, min(self.config.groups_per_batch, self._left())
+        is_short = self._is_refilled() and here < needed and self._is_settled()
+        if not is_short or (here and self.config.trains_short_batches):
+            return ""
+        filtered = self._state.totals.filtered
+        return f"{filtered} groups of equal rewards were filtered, {here} of {needed} are left"
+
+    def _sampling(self, dealt: int, skipped: str) -> BatchSampling:
+        filtered = self._state.totals.filtered
+        return BatchSampling(
+            filtered=filtered,
+            refilled=min(filtered, self.config.max_filtered),
+            carried=sum(map(len, self._state.index.complete.values())) - dealt,
+            skipped=skipped,
+        )
 
     def _is_newest(self, version: PolicyVersion) -> bool:
         if version == self._state.version:

@@ -66,16 +66,16 @@ class Reporter(Decider):
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""
-        return self._wanted() == 0
+        state = self._state
+        return self._left() == 0 or (state.stream_ended and state.train_groups == 0)
 
     def room(self) -> int:
         """Return how many train prompts may be submitted now."""
         state = self._state
-        if state.stream_ended:
+        if state.stream_ended or self._is_refilled():
             return 0
         in_window = self.config.window - state.train_groups
-        in_run = self.config.total_groups - state.totals.trained_groups - state.train_groups
-        return max(0, min(in_window, in_run))
+        return max(0, min(in_window, self._left() - state.train_groups))
 
     def upcoming(self) -> tuple[GroupId, ...]:
         """Return the positions of the prompt stream that may be submitted now, in order."""
@@ -87,8 +87,21 @@ class Reporter(Decider):
 
     def _wanted(self) -> int:
         """Return how many groups the next batch has."""
-        state = self._state
-        left = self.config.total_groups - state.totals.trained_groups
-        return max(
-            0, min(self.config.groups_per_batch, state.train_groups if state.stream_ended else left, left)
+        wanted = min(self.config.groups_per_batch, self._left())
+        is_all_there = self._state.stream_ended or self._is_refilled()
+        return min(wanted, self._state.train_groups) if is_all_there else wanted
+
+    def _left(self) -> int:
+        """Return how many groups the run has still to train."""
+        totals = self._state.totals
+        return max(0, self.config.total_groups - totals.trained_groups - totals.missed)
+
+    def _is_refilled(self) -> bool:
+        """Whether so many groups were filtered that the next batch gets no further ones."""
+        return self.config.filters_zero_variance and self._state.totals.filtered >= max(
+            1, self.config.max_filtered
         )
+
+    def _is_settled(self) -> bool:
+        """Whether every group that is here can be trained, or none is here."""
+        return sum(map(len, self._state.index.complete.values())) == self._state.train_groups

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import PromptGroup, SampleChunk, SampleReady, TensorRef
+from relax_actor.protocol import BatchSampling, PromptGroup, SampleChunk, SampleReady, TensorRef
 from relax_actor.transfer_queue.ledger.groups import Group, Row, RowState
 from relax_actor.transfer_queue.ledger.index import Index
 from relax_actor.transfer_queue.ledger.leases import LeaseTable
@@ -30,6 +30,8 @@ class Totals:
     dropped: int = 0  # samples of dropped groups
     regenerated: int = 0  # samples a rewind threw away, to be sampled again
     drops_in_a_row: int = 0  # groups, since the last batch was trained
+    filtered: int = 0  # groups dropped for equal rewards, not yet reported with a batch that was trained
+    missed: int = 0  # groups by which batches were short
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class LedgerState:
     stream_ended: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     last_acked: LeaseId | None = None
+    dealt: BatchSampling = field(default_factory=BatchSampling)  # of the batch on loan
     fences: dict[str, int] = field(default_factory=dict)  # by actor name: the lowest incarnation listened to
     index: Index = field(default_factory=Index)
     unscored: OrderedSet[RowKey] = field(default_factory=OrderedSet)

@@ -133,6 +133,19 @@ class Loop:
         for task in self.tasks():
             assert self.reward(task) is Put.ACCEPTED
 
+    def score_groups(self, rewards):
+        """Score all that waits: the samples of each group alike, or not, as `rewards` says."""
+        for task in self.tasks():
+            reward = rewards(task.group_id)
+            assert self.reward(task, reward if task.sample_index else 0.0) is Put.ACCEPTED
+
+    def learn(self, rewards):
+        """Bring prompts up, and whatever takes the place of those that were filtered."""
+        while self.ledger.room():
+            self.submit()
+            self.sample(self.lease())
+            self.score_groups(rewards)
+
     def ready(self, count=None):
         """Bring prompts up to where the trainer can have them."""
         self.submit(count)
@@ -1161,3 +1174,155 @@ def test_an_evaluation_prompt_over_the_deadline_has_the_result_of_what_there_is(
     loop.score()
     (result,) = loop.ledger.eval_results()
     assert (result.rewards, result.missing) == ((1.0,), 1)
+
+
+# Dynamic sampling
+
+FILTERED = {"filters_zero_variance": True, "max_refills": 1}
+
+
+def even(group_id):
+    """Teach something by every second group."""
+    return 1.0 if group_id % 2 == 0 else 0.0
+
+
+def test_groups_of_equal_rewards_are_dropped_and_replaced():
+    loop = Loop(**FILTERED)
+    loop.learn(even)
+    assert loop.dropped() == [(1, DropReason.ZERO_VARIANCE)]
+    batch = loop.batch()
+    assert groups(batch) == [0, 2]
+    assert (batch.sampling.filtered, batch.sampling.refilled, batch.sampling.carried) == (1, 1, 0)
+    assert loop.ledger.dropped_by_reason() == {"zero_variance": 2}
+    assert loop.ledger.accounting().balances
+
+
+def test_without_the_filter_groups_of_equal_rewards_are_trained():
+    loop = Loop()
+    loop.learn(lambda _: 0.0)
+    assert loop.train() == [0, 1]
+
+
+def test_each_batch_counts_what_was_filtered_for_it():
+    loop = Loop(**FILTERED)
+    loop.learn(even)
+    loop.train()
+    loop.learn(lambda _: 1.0)
+    assert loop.batch().sampling.filtered == 0
+
+
+def test_after_the_refills_a_batch_goes_short():
+    loop = Loop(**FILTERED, total_groups=4)
+    loop.learn(lambda group_id: 1.0 if group_id == 2 else 0.0)
+    assert loop.ledger.room() == 0
+    batch = loop.batch()
+    assert groups(batch) == [2]
+    assert (batch.sampling.filtered, batch.sampling.refilled) == (3, 2)
+    assert loop.ack(batch) is Put.ACCEPTED
+
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [4, 5]
+    assert loop.ledger.finished()
+    assert loop.ledger.trained_groups().missed == 1
+
+
+def test_a_step_without_any_group_is_skipped_and_publishes_nothing():
+    loop = Loop(**FILTERED)
+    loop.learn(lambda _: 0.0)
+    batch = loop.batch()
+    assert (batch.samples, batch.policy_version) == ((), 0)
+    assert batch.sampling.skipped == "4 groups of equal rewards were filtered, 0 of 2 are left"
+    assert loop.batch() == batch, "a lost answer is told again"
+    assert loop.ack(batch, version=0) is Put.ACCEPTED
+    assert loop.ledger.version == 0
+    assert loop.ledger.trained_groups().missed == 2
+
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [4, 5]
+
+
+def test_a_short_step_may_be_skipped_and_its_groups_are_carried():
+    loop = Loop(**FILTERED, trains_short_batches=False)
+    loop.learn(lambda group_id: 1.0 if group_id == 2 else 0.0)
+    batch = loop.batch()
+    assert (batch.samples, batch.sampling.carried) == ((), 1)
+    assert "1 of 2 are left" in batch.sampling.skipped
+    loop.ack(batch, version=0)
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [2, 4]
+
+
+def test_a_step_is_not_skipped_while_a_group_may_still_be_scored():
+    loop = Loop(**FILTERED, trains_short_batches=False, max_staleness=1)
+    loop.submit()
+    leases = loop.lease()
+    loop.sample(leases[:2])
+    loop.score_groups(lambda _: 0.0)
+    assert loop.ledger.room() == 0
+    assert loop.batch() is None
+    loop.sample(leases[2:])
+    loop.score_groups(lambda _: 1.0)
+    assert groups(loop.batch()) == [2, 3]
+
+
+def test_what_a_skipped_last_step_leaves_over_is_dropped():
+    loop = Loop(**FILTERED, trains_short_batches=False, total_groups=2)
+    loop.learn(lambda group_id: 1.0 if group_id == 1 else 0.0)
+    loop.ack(loop.batch(), version=0)
+    assert loop.dropped()[-1] == (1, DropReason.SURPLUS)
+    assert loop.ledger.finished()
+    accounting = loop.ledger.accounting()
+    assert accounting.submitted == accounting.dropped
+
+
+def test_a_run_that_only_skips_is_hopeless():
+    loop = Loop(**FILTERED, refill_limit=6)
+    for _ in range(2):
+        assert not loop.ledger.hopeless()
+        loop.learn(lambda _: 0.0)
+        loop.ack(loop.batch(), version=0)
+    assert "zero_variance: 2 samples of reward 0" in loop.ledger.hopeless()
+
+
+def test_more_groups_than_a_batch_needs_are_sampled_and_the_surplus_is_carried():
+    loop = Loop(max_staleness=1, surplus_groups=1)
+    assert loop.ledger.room() == 5
+    loop.ready()
+    batch = loop.batch()
+    assert (groups(batch), batch.sampling.carried) == ([0, 1], 3)
+    loop.ack(batch)
+    assert loop.ledger.room() == 2
+    assert loop.train() == [2, 3]
+
+
+def test_surplus_that_would_be_too_old_is_dropped_with_that_reason():
+    loop = Loop(surplus_groups=1)
+    loop.ready()
+    assert loop.train() == [0, 1]
+    assert loop.dropped() == [(2, DropReason.STALE)]
+
+
+def test_no_surplus_is_sampled_beyond_the_end_of_the_run():
+    assert Loop(surplus_groups=1, total_groups=2).ledger.room() == 2
+
+
+def test_a_resumed_run_knows_how_many_groups_its_batches_lacked():
+    loop = Loop(**FILTERED, total_groups=4)
+    loop.learn(lambda _: 0.0)
+    loop.ack(loop.batch(), version=0)
+    trained = loop.ledger.trained_groups()
+
+    resumed = Loop(**FILTERED, total_groups=4)
+    resumed.ledger.rewind(trained, 1, resumed.now)
+    resumed.version = 1
+    resumed.learn(lambda _: 1.0)
+    assert resumed.train() == [4, 5]
+    assert resumed.ledger.finished()
+
+
+def test_evaluation_prompts_are_not_filtered():
+    loop = Loop(**FILTERED)
+    loop.ledger.submit(prompt(-1, purpose=Purpose.EVAL), loop.now)
+    loop.sample(loop.lease())
+    loop.score()
+    assert loop.ledger.eval_results()[0].rewards == (1.0, 1.0)

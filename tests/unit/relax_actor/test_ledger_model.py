@@ -53,6 +53,10 @@ class World(RuleBasedStateMachine):
         min_valid=st.integers(1, 2),
         attempts=st.integers(0, 3),
         on_timeout=st.sampled_from(PartialPolicy),
+        filters=st.booleans(),
+        surplus=st.integers(0, 2),
+        max_refills=st.integers(0, 2),
+        trains_short=st.booleans(),
     )
     def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts, **limits):
         self.start(
@@ -69,6 +73,10 @@ class World(RuleBasedStateMachine):
                 group_deadline_s=100.0,
                 partial_timeout_s=50.0,
                 on_partial_timeout=limits.get("on_timeout", PartialPolicy.WAIT),
+                filters_zero_variance=limits.get("filters", False),
+                surplus_groups=limits.get("surplus", 0),
+                max_refills=limits.get("max_refills", 0),
+                trains_short_batches=limits.get("trains_short", True),
             )
         )
 
@@ -83,6 +91,7 @@ class World(RuleBasedStateMachine):
         self.checkpoint_trained = Counter()
         self.incarnation = Counter()
         self.prompt_leases, self.reward_tasks = {}, {}
+        self.missed = self.checkpoint_missed = 0  # groups by which batches were short
         self.chunks = {}  # by sample: what the next lease has to carry
         self.begun = {}  # by lease and sample: the version of the first token
         self.batch = None
@@ -91,7 +100,7 @@ class World(RuleBasedStateMachine):
         self.live = Counter()  # arrays by segment, as a model of what is needed
         self.freed = set()
         self.segments = 0
-        self.stale_allowed = False
+        self.stale_allowed = config.surplus_groups > 0
         self.ledger.published(0, self.now)
 
     # Who does what
@@ -272,11 +281,23 @@ class World(RuleBasedStateMachine):
             self.version - sample.oldest_version <= self.config.max_staleness for sample in batch.samples
         ), "I3"
         groups = {sample.group_id for sample in batch.samples}
-        assert len(groups) == self.config.groups_per_batch
-        if self.config.max_staleness == 0:
+        self.check_size(batch, len(groups))
+        if self.config.max_staleness == 0 and not self.config.surplus_groups and groups:
             done = {*self.trained, *(d.group_id for d in self.ledger.trained_groups().dropped)}
             expected = [p for p in range(len(done) + len(groups) + 1) if p not in done]
             assert sorted(groups) == expected[: len(groups)], "0 is synchronous: batches are in order"
+
+    def check_size(self, batch, groups):
+        """Only where groups were filtered, and replaced so often, a batch is short or empty."""
+        rewards = {}
+        for sample in batch.samples:
+            rewards.setdefault(sample.group_id, []).append(sample.reward)
+        if self.config.filters_zero_variance:
+            assert all(len(set(each)) > 1 for each in rewards.values())
+        assert bool(batch.sampling.skipped) == (groups == 0)
+        if groups < self.config.groups_per_batch:
+            assert batch.sampling.filtered >= max(1, self.config.max_filtered)
+            assert groups == 0 or (self.config.trains_short_batches and batch.sampling.carried == 0)
 
     @rule()
     def the_trainer_steps(self):
@@ -288,11 +309,14 @@ class World(RuleBasedStateMachine):
     @rule(target=acks)
     def the_trainer_trains(self):
         (batch, holder), self.batch = self.batch, None
-        trained = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=self.version + 1)
+        version = self.version + bool(batch.samples)  # nothing is published when nothing was learnt
+        trained = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=version)
         put = self.ledger.ack_batch(trained, holder, self.now)
         if put is Put.ACCEPTED:
-            self.version += 1
-            self.trained.update({sample.group_id for sample in batch.samples})
+            self.version = version
+            groups = {sample.group_id for sample in batch.samples}
+            self.trained.update(groups)
+            self.missed += self.config.groups_per_batch - len(groups)
         return trained, holder
 
     @rule(ack=acks)
@@ -302,6 +326,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def the_trainer_saves(self):
         self.checkpoint, self.checkpoint_trained = self.ledger.trained_groups(), Counter(self.trained)
+        self.checkpoint_missed = self.missed
 
     @rule(jump=st.integers(1, 3), dies=st.booleans())
     def the_trainer_goes_back(self, jump, dies):
@@ -310,7 +335,7 @@ class World(RuleBasedStateMachine):
             self.incarnation["trainer/0"] += 1
         self.version += jump
         self.ledger.rewind(self.checkpoint, self.version, self.now)
-        self.trained = Counter(self.checkpoint_trained)
+        self.trained, self.missed = Counter(self.checkpoint_trained), self.checkpoint_missed
         self.batch = None
         self.chunks.clear()
         assert self.ledger.trained_groups().samples == self.checkpoint.samples
@@ -372,7 +397,8 @@ class World(RuleBasedStateMachine):
     def a_group_is_trained_once(self):
         assert not self.trained or max(self.trained.values()) == 1
         assert self.ledger.trained_groups().groups == len(self.trained)
-        assert len(self.trained) <= self.config.total_groups
+        assert len(self.trained) + self.missed <= self.config.total_groups
+        assert self.ledger.trained_groups().missed == self.missed
 
     @invariant()
     def only_the_window_is_outstanding(self):
@@ -424,7 +450,9 @@ class World(RuleBasedStateMachine):
                 break
             self.everybody_works()
         assert self.ledger.finished(), self.ledger.waiting_on()
-        assert len(self.trained) == self.config.total_groups
+        assert len(self.trained) + self.missed == self.config.total_groups
+        accounting = self.ledger.accounting()
+        assert accounting.submitted == accounting.trained + accounting.dropped
         self.results_are_read()
         assert set(self.eval_results) == self.evals
         self.every_sample_is_accounted_for()
@@ -444,7 +472,7 @@ class World(RuleBasedStateMachine):
         for name in REWARDERS:
             self.a_reward_actor_takes_samples(name, 5)
         for key in sorted(self.reward_tasks):
-            self.score(key, 1.0)
+            self.score(key, 1.0 if key[2] else 0.0)
         self.the_trainer_takes_a_batch()
         if self.batch:
             self.the_trainer_trains()
