@@ -66,7 +66,7 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_filtered(self) -> int:
-        """Groups filtered for one batch from which on none is replaced."""
+        """Groups filtered for one batch that are replaced; further ones are not."""
         return self.groups_per_batch * self.max_refills
 
 

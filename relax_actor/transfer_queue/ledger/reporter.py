@@ -72,10 +72,9 @@ class Reporter(Decider):
     def room(self) -> int:
         """Return how many train prompts may be submitted now."""
         state = self._state
-        if state.stream_ended or self._is_refilled():
+        if state.stream_ended:
             return 0
-        in_window = self.config.window - state.train_groups
-        return max(0, min(in_window, self._left() - state.train_groups))
+        return max(0, min(self.config.window, self._left()) - self._unreplaced() - state.train_groups)
 
     def upcoming(self) -> tuple[GroupId, ...]:
         """Return the positions of the prompt stream that may be submitted now, in order."""
@@ -88,7 +87,7 @@ class Reporter(Decider):
     def _wanted(self) -> int:
         """Return how many groups the next batch has."""
         wanted = min(self.config.groups_per_batch, self._left())
-        is_all_there = self._state.stream_ended or self._is_refilled()
+        is_all_there = self._state.stream_ended or self._is_refilled()  # all that will come
         return min(wanted, self._state.train_groups) if is_all_there else wanted
 
     def _left(self) -> int:
@@ -97,10 +96,12 @@ class Reporter(Decider):
         return max(0, self.config.total_groups - totals.trained_groups - totals.missed)
 
     def _is_refilled(self) -> bool:
-        """Whether so many groups were filtered that the next batch gets no further ones."""
-        return self.config.filters_zero_variance and self._state.totals.filtered >= max(
-            1, self.config.max_filtered
-        )
+        """Whether the next batch gets no further groups, because so many were filtered and replaced."""
+        return self._unreplaced() > 0 and self.room() == 0
+
+    def _unreplaced(self) -> int:
+        """Return how many filtered groups are not to be replaced before the next batch."""
+        return max(0, self._state.totals.filtered - self.config.max_filtered)
 
     def _is_settled(self) -> bool:
         """Whether every group that is here can be trained, or none is here."""

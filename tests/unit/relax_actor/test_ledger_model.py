@@ -296,7 +296,7 @@ class World(RuleBasedStateMachine):
             assert all(len(set(each)) > 1 for each in rewards.values())
         assert bool(batch.sampling.skipped) == (groups == 0)
         if groups < self.config.groups_per_batch:
-            assert batch.sampling.filtered >= max(1, self.config.max_filtered)
+            assert batch.sampling.filtered > self.config.max_filtered
             assert groups == 0 or (self.config.trains_short_batches and batch.sampling.carried == 0)
 
     @rule()
