@@ -1,7 +1,7 @@
 """The ledger's limits, out of a run's configuration."""
 
 from relax_actor.config import Config
-from relax_actor.transfer_queue.records import LedgerConfig, PartialPolicy
+from relax_actor.transfer_queue.rules import LedgerConfig, PartialPolicy
 
 EMPTY_BATCHES = 20
 """Batches' worth of groups that may be dropped in a row before the run is given up as hopeless."""

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from relax_actor.ids import GroupId, Holder, LeaseId, SampleIndex
+from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.rl.filtering import has_zero_variance
 from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
@@ -18,14 +18,13 @@ from relax_actor.transfer_queue.records import (
     GroupDropped,
     LeaseEnded,
     LeaseKind,
-    LedgerConfig,
-    PartialPolicy,
     PartialsEnded,
     Put,
     Refusal,
     RowKey,
     SampleDropped,
 )
+from relax_actor.transfer_queue.rules import LedgerConfig, PartialPolicy
 
 
 class Decider:
@@ -77,6 +76,18 @@ class Decider:
         fenced = holder.incarnation < self._state.fences.get(holder.name, 0)
         self.refused[Refusal.OLD_INCARNATION if fenced else Refusal.STALE_LEASE] += 1
         return Put.STALE
+
+    def _is_newest(self, version: PolicyVersion) -> bool:
+        if version == self._state.version:
+            return True
+        self.refused[Refusal.VERSION] += 1
+        return False
+
+    def _goes_back(self, version: PolicyVersion) -> bool:
+        if self._state.version is None or version >= self._state.version:
+            return False
+        self.refused[Refusal.VERSION] += 1
+        return True
 
     def _end(self, leases: Iterable[Lease], *, failed: bool = True) -> None:
         """Take leases back; a group of which one holder had several loses one attempt, not several."""

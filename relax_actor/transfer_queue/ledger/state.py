@@ -16,7 +16,8 @@ from relax_actor.transfer_queue.ledger.index import Index
 from relax_actor.transfer_queue.ledger.leases import LeaseTable
 from relax_actor.transfer_queue.ledger.ordered import OrderedSet
 from relax_actor.transfer_queue.ledger.positions import Positions
-from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, LedgerConfig, RowKey
+from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, RowKey
+from relax_actor.transfer_queue.rules import LedgerConfig
 
 
 @dataclass(slots=True)

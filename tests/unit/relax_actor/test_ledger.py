@@ -26,11 +26,11 @@ from relax_actor.transfer_queue.records import (
     DroppedSample,
     DropReason,
     LeaseKind,
-    PartialPolicy,
     Put,
     Refusal,
     TrainedSet,
 )
+from relax_actor.transfer_queue.rules import PartialPolicy
 
 R0, R1 = Holder("rollout/0", 1), Holder("rollout/1", 1)
 SCORER = Holder("reward/0", 1)

@@ -23,12 +23,12 @@ from relax_actor.protocol import (
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.records import (
     DropReason,
-    PartialPolicy,
     Put,
     TrainedSet,
     decode_events,
     encode_events,
 )
+from relax_actor.transfer_queue.rules import PartialPolicy
 
 ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
 names = st.sampled_from([*ROLLOUTS, *REWARDERS, "trainer/0"])
