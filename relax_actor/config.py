@@ -214,5 +214,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def staleness_window(self) -> int:
         """Prompt groups that may be unfinished or untrained at once."""
-        surplus = math.ceil(self.groups_per_batch * (self.queue.over_sampling - 1))
+        surplus = math.ceil(round(self.groups_per_batch * (self.queue.over_sampling - 1), 6))  # 1.1 - 1 > 0.1
         return self.groups_per_batch * (self.run.max_staleness + 1) + surplus
