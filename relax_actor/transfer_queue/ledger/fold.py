@@ -89,10 +89,8 @@ def _chunk_put(event: ChunkPut, state: LedgerState) -> None:
 @_apply.register
 def _partials_ended(event: PartialsEnded, state: LedgerState) -> None:
     group = state.groups[event.group_id]
-    for index in event.rows:
-        chunk = group.rows[index].chunk
-        if chunk is not None:  # always: the decider looked
-            state.keep_sample(group, ended_sample(chunk))
+    for chunk in filter(None, [group.rows[index].chunk for index in event.rows]):
+        state.keep_sample(group, ended_sample(chunk))
     group.let_go()
     state.set_deadline(group, event.group_until_s)
     state.index.file(group)
