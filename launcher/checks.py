@@ -15,7 +15,7 @@ import msgspec
 
 from launcher.estimate import Estimate
 from launcher.fields import SECTIONS
-from launcher.modelfolder import TOKENIZER_FILES, model_config, weight_files
+from launcher.modelfolder import TOKENIZER_FILES, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from relax_actor.config import Config
@@ -112,7 +112,7 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
 
 
 def _files(config: Config, where: Where) -> Iterator[ConfigError]:
-    yield from _model(Path(config.model.path), config.run.resume, where)
+    yield from _model(config, where)
     yield from _texts(config, where)
     yield from _rows(config, config.data.path, "data.path", where)
     if config.eval.path:
@@ -121,17 +121,18 @@ def _files(config: Config, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(where("reward.function"), *why)
 
 
-def _model(folder: Path, resume: str, where: Where) -> Iterator[ConfigError]:
-    option = where("model.path")
-    if not folder.is_dir():
+def _model(config: Config, where: Where) -> Iterator[ConfigError]:
+    folder, option = Path(config.model.path), where("model.path")
+    if not os.path.isdir(folder):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         yield ConfigError(
             option, f"is no folder: {folder}", "give a Hugging Face model folder on this machine"
         )
         return
     try:
-        model_config(folder)
-        if resume in {"none", "auto"}:
-            weight_files(folder)
+        model_shape(folder)
+        if config.data.media_key and not takes_images(folder):
+            fact = f"is `{config.data.media_key}`, but the model reads text only: {folder}"
+            yield ConfigError(where("data.media_key"), fact, "leave it out, or train a vision language model")
     except ValueError as error:
         yield ConfigError(option, f"is not a whole model, {folder}: {error}")
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
@@ -146,7 +147,7 @@ def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
             yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
     if config.run.resume not in {"none", "auto"}:
         yield from _checkpoint(Path(config.run.resume), where)
-    if config.run.user_path and not Path(config.run.user_path).is_dir():
+    if config.run.user_path and not os.path.isdir(config.run.user_path):  # noqa: PTH112 - as above
         yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")
 
 
@@ -181,22 +182,22 @@ def _row_problem(reason: str) -> ConfigError:
 
 
 def _shared_memory(config: Config, estimate: Estimate, where: Where) -> ConfigError | None:
-    """Compare what queue and policy versions need with what their file systems have free."""
-    queue_root = Path(config.queue.storage_path)
+    """Compare what samples and policy versions, which lie side by side, need with what is free there."""
+    root = Path(config.queue.storage_path)
     try:
-        queue_free, shm_free = _free_bytes(queue_root), _free_bytes(Path("/dev/shm"))  # noqa: S108 - tmpfs
-        together = queue_root.stat().st_dev == Path("/dev/shm").stat().st_dev  # noqa: S108 - tmpfs
+        free = _free_bytes(root)
     except OSError as error:
         return ConfigError(where("queue.storage_path"), f"cannot be used: {error.strerror}: {error.filename}")
-    need = estimate.queue_bytes + (estimate.policy_bytes if together else 0)
-    if need > queue_free:
-        fact = f"has {_gib(queue_free)} free, but the run needs {_gib(need)}"
-        hint = f"lower queue.max_size_gb (now {config.queue.max_size_gb:g}), or make the file system larger"
-        return ConfigError(f"{where('queue.storage_path')} = {queue_root}", fact, hint)
-    if not together and estimate.policy_bytes > shm_free:
-        fact = f"has {_gib(shm_free)} free, but policy versions need {_gib(estimate.policy_bytes)}"
-        return ConfigError("/dev/shm", fact, "make it larger, in docker with --shm-size")  # noqa: S108 - tmpfs
-    return None
+    need = estimate.queue_bytes + estimate.policy_bytes
+    if need <= free:
+        return None
+    fact = (
+        f"has {_gib(free)} free, but the run needs {_gib(need)}: "
+        f"{_gib(estimate.policy_bytes)} for policy versions, the rest for samples"
+    )
+    now = f"{config.queue.max_size_gb:g}"
+    hint = f"lower queue.max_size_gb (now {now}), or make it larger, in docker with --shm-size"
+    return ConfigError(f"{where('queue.storage_path')} = {root}", fact, hint)
 
 
 def _free_bytes(path: Path) -> int:
@@ -215,8 +216,11 @@ def _socket_folder() -> ConfigError | None:
 
 def _writable(folder: Path, where: Where) -> ConfigError | None:
     parent = folder
-    while not parent.exists():
-        parent = parent.parent
+    try:
+        while not parent.exists():
+            parent = parent.parent
+    except OSError as error:
+        return ConfigError(where("run.dir"), f"cannot be made: {error.strerror}: {parent}", "set --run-dir")
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
         return None
     return ConfigError(where("run.dir"), f"cannot be written: {parent}", "set --run-dir")

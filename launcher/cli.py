@@ -3,6 +3,7 @@
 Parsing and words only: each command imports its work when it is called, so that `--help` is quick.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from launcher.cli_dcs import dcs
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
-from relax_actor.errors import RelaxError
+from relax_actor.errors import ConfigError, RelaxError
 
 CONTEXT = {
     "help_option_names": ["-h", "--help"],
@@ -30,9 +31,30 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: without the program's name; those of the process if None.
     """
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         _never_raise_on_text(stream)
-    sys.exit(_exit_code(sys.argv[1:] if arguments is None else arguments))
+    exit_code = _exit_code(sys.argv[1:] if arguments is None else arguments)
+    _give_up_on_unwritable(sys.stdout)
+    sys.exit(exit_code)
+
+
+def _open_missing_streams() -> None:
+    """Let streams that the caller closed lead nowhere: else the next file would take their number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
+def _give_up_on_unwritable(stream: Any) -> None:
+    """Drop what nobody can be told, so that the exit code stays that of the command."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _never_raise_on_text(stream: Any) -> None:
@@ -50,6 +72,8 @@ def _exit_code(arguments: Sequence[str]) -> int:
         return 128 + signal.SIGINT
     except RelaxError as error:
         return _complain(report(error), _refusal_code(error))
+    except OSError as error:  # a disk that is full, a file system that is read-only: not our mistake
+        return _complain(f"error: {_system_fact(error)}", ExitCode.RUN_FAILED)
     return int(result or 0)
 
 
@@ -61,7 +85,12 @@ def _complain(text: str, code: int) -> int:
 def _refusal_code(error: RelaxError) -> int:
     if isinstance(error, RefusedError):
         return error.exit_code
-    return ExitCode.CONFIG if isinstance(error, RunFolderError) else ExitCode.RUN_FAILED
+    return ExitCode.CONFIG if isinstance(error, (ConfigError, RunFolderError)) else ExitCode.RUN_FAILED
+
+
+def _system_fact(error: OSError) -> str:
+    fact = (error.strerror or str(error)).lower()
+    return f"`{error.filename}`: {fact}" if error.filename else fact
 
 
 def _usage(error: click.ClickException) -> str:
@@ -79,7 +108,16 @@ def _path(context: click.Context | None) -> str:
     return context.command_path if context else "relax-actor"
 
 
+class _InOrder(click.Group):
+    """Lists commands in the order in which one needs them, not of the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """Return the names as they were added."""
+        return list(self.commands)
+
+
 @click.group(
+    cls=_InOrder,
     context_settings=CONTEXT,
     help="""Train a language model with RL in supervised OS processes, without Ray.
 
@@ -198,7 +236,7 @@ def _plan(arguments: tuple[str, ...], *, as_json: bool, **flags: str | None) -> 
 )
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--kill", is_flag=True, help="Do not wait for actors to stop: kill them.")
-@click.option("--timeout", "timeout_s", type=float, help="Give up waiting after this many seconds.")
+@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Give up after S seconds.  [never]")
 def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     from launcher.observe import stop  # noqa: PLC0415 - see the module's docstring
     from launcher.runfolder import RunFolder  # noqa: PLC0415

@@ -16,6 +16,7 @@ _REFUSED = "2 RUN is no run or has ended,\nit has no such VERSION"
 
 @click.group(
     "dcs",
+    short_help="Look at a run's policy versions, or keep one.",
     help="""Look at a run's policy versions, check them, write one to disk.
 
     \b

@@ -31,6 +31,7 @@ def _view(run: Path) -> Any:
 
 @click.command(
     "status",
+    short_help="Show where a run stands.",
     help="""Show where a run stands: its actors, its loop, its latest events.
 
     \b
@@ -54,6 +55,7 @@ def _status(run: Path, *, follow: bool, as_json: bool) -> None:
 
 @click.command(
     "ps",
+    short_help="List the actors of a run and what each is doing.",
     help="""List the actors of a run: state, process, what each is doing.
 
     \b
@@ -74,6 +76,7 @@ def _ps(run: Path, *, as_json: bool) -> None:
 
 @click.command(
     "tree",
+    short_help="Show the supervision tree of a run.",
     help="""Show the supervision tree of a run, each node with its state.
 
     \b
@@ -119,6 +122,7 @@ def _top(run: Path, *, interval_s: float, looks: int | None) -> None:
 
 @click.command(
     "why",
+    short_help="Say why an actor ended, from its first cause on.",
     help="""Say why an actor ended, beginning with what it followed from.
 
     \b
@@ -227,7 +231,15 @@ def _dead_letters(run: Path, *, as_json: bool) -> None:
 @_RUN
 @click.argument("actor", default="")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
-@click.option("-n", "last", default=20, show_default=True, type=click.IntRange(0), help="Lines of each log.")
+@click.option(
+    "-n",
+    "last",
+    default=20,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="So many lines of each log.",
+)
 @click.option(
     "--limit",
     "limit_kib",

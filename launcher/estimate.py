@@ -20,7 +20,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     trainer_bytes: int
     rollout_bytes: int  # one replica: weights, and keys and values of max_in_flight samples
-    policy_bytes: int  # /dev/shm
+    policy_bytes: int  # queue.storage_path, too
     queue_bytes: int  # queue.storage_path
 
 

@@ -40,6 +40,9 @@ PATHS: frozenset[Name] = frozenset(
 )
 """Fields that name a file or folder; `run.resume` only where it is neither `auto` nor `none`."""
 
+OPTIONAL_PATHS: frozenset[Name] = frozenset({("run", "user_path"), ("data", "prefix_path"), ("eval", "path")})
+"""Those that may be empty."""
+
 
 def dotted(name: Name) -> str:
     """Return `section.key`."""

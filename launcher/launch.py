@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, TextIO
@@ -147,8 +147,11 @@ def _run(
                 outcome = runner(job, signals.obey)
             exit_code = signals.exit_code(outcome)
             failures = write_reports(folder)
-            out.write(summary(folder, exit_code=exit_code, reason=outcome.reason, failures=failures) + "\n")
-            out.flush()
+            with suppress(OSError):  # whoever read it has gone, or its disk is full: the run ended as it did
+                out.write(
+                    summary(folder, exit_code=exit_code, reason=outcome.reason, failures=failures) + "\n"
+                )
+                out.flush()
     return exit_code
 
 

@@ -142,7 +142,7 @@ def _render_memory(plan: Plan) -> list[str]:
         f"memory ({need.parameters:,} parameters; activations not counted)",
         f"  trainer      {_size(need.trainer_bytes)}",
         f"  rollout      {_size(need.rollout_bytes)} each",
-        f"  /dev/shm     {_size(need.policy_bytes)} policy versions, {_size(need.queue_bytes)} queue",
+        f"  shared       {_size(need.policy_bytes)} policy versions, {_size(need.queue_bytes)} queue",
     ]
 
 

@@ -1,5 +1,6 @@
 """What is left of a run at its end: a picture, a timeline and a few last lines."""
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from launcher.runfolder import RunFolder
 from launcher.runstate import RunState, number
 from launcher.timeline import chrome_trace, overlap
 from launcher.wording import clean
+from relax_actor.files import replace_bytes, replace_text
 from relax_actor.telemetry import Event, read_events
 
 if TYPE_CHECKING:
@@ -66,6 +68,8 @@ def _places(folder: RunFolder) -> list[str]:
 
 
 def _done(state: RunState, folder: RunFolder) -> str:
+    if not state.step and state.loaded_step:
+        return f"done: nothing was left, step {state.loaded_step} of {state.steps} is trained ({folder.path})"
     rewards = [reward for _, reward in state.rewards]
     reward = f", reward {rewards[0]:.3f} -> {rewards[-1]:.3f}" if rewards else ""
     return f"done: step {state.step.get('step', 0)} of {state.steps}{reward} ({folder.path})"
@@ -81,7 +85,7 @@ def _failed(state: RunState, folder: RunFolder, exit_code: int, reason: str) -> 
 
 
 def _write_timeline(path: Path, events: Sequence[Event]) -> None:
-    path.write_text(json.dumps(chrome_trace(events)), encoding="ascii")
+    replace_text(path, json.dumps(chrome_trace(events)))
 
 
 def _write_picture(path: Path, events: Sequence[Event]) -> None:
@@ -99,7 +103,9 @@ def _write_picture(path: Path, events: Sequence[Event]) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="best")
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    image = io.BytesIO()
+    figure.savefig(image, dpi=120, format="png")
+    replace_bytes(path, image.getvalue())
 
 
 def _draw(axes: "Axes", events: Sequence[Event], kind: str, field: str, start: float) -> None:

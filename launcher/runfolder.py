@@ -83,7 +83,8 @@ class RunFolder:
             RunFolderError: there is no such run.
         """
         folder = cls(path)
-        if not folder.events.exists() and not folder.lock_file.exists():
+        # Not Path.exists, which raises where a name is too long.
+        if not any(map(os.path.exists, (folder.events, folder.lock_file))):
             raise RunFolderError(f"`{path}` is not a run folder", _runs_nearby(path))
         return folder
 

@@ -50,6 +50,7 @@ class RunState:
     seen_at: float = 0.0  # unix seconds of the newest event
     children: dict[str, ChildState] = field(default_factory=dict)
     step: Event = field(default_factory=dict)  # the newest
+    loaded_step: int = 0  # of the checkpoint that was loaded last
     rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=500))  # (step, mean)
     ledger: Event = field(default_factory=dict)
     evals: dict[str, Event] = field(default_factory=dict)  # the newest of each set
@@ -83,6 +84,9 @@ class RunState:
     def _on_escalated(self, event: Event) -> None:
         self.escalated = self.escalated or event
         self.news.append(f"{event.get('supervisor')} gave up: {event.get('reason')}")
+
+    def _on_checkpoint_loaded(self, event: Event) -> None:
+        self.loaded_step = int(number(event.get("step")))
 
     def _on_child_spawned(self, event: Event) -> None:
         child = self._child(event)

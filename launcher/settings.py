@@ -15,6 +15,7 @@ import msgspec
 
 from launcher.errors import RefusedError
 from launcher.fields import (
+    OPTIONAL_PATHS,
     PATHS,
     SECTIONS,
     Name,
@@ -118,6 +119,9 @@ class _Said:
         except ValueError:
             self.problems.append(_mistyped(label, value, field.type))
             return
+        if name in PATHS and not _may_be_path(name, typed):
+            self.complain(label, f"must be a path, got {shown(typed)}")
+            return
         self.given[name] = Setting(_resolved(name, typed, base or Path()), label)
 
     def is_unknown(self, name: Name) -> bool:
@@ -173,8 +177,9 @@ def _read_override(said: _Said, override: str) -> None:
     if equals and dot and key:
         said.take((section, key), text, f"{section}.{key}")
         return
-    homes = [home for home in SECTIONS if section in SECTIONS[home]]
-    example = f"{homes[0]}.{section}" if homes else "train.learning_rate"
+    close = nearest(section, [field for fields in SECTIONS.values() for field in fields])
+    homes = [home for home in SECTIONS if close in SECTIONS[home]]
+    example = f"{homes[0]}.{close}" if homes else "train.learning_rate"
     said.complain(override, "is not of the form section.key=value", f"for example {example}=VALUE")
 
 
@@ -193,6 +198,10 @@ def _parses(text: str, kind: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _may_be_path(name: Name, text: str) -> bool:
+    return "\0" not in text and (bool(text.strip()) or (name in OPTIONAL_PATHS and not text))
 
 
 def _resolved(name: Name, value: Any, base: Path) -> Any:

@@ -127,6 +127,9 @@ _LINES: dict[str, Callable[[Event], str]] = {
     "child_restarting": _restart_line,
     "child_killed": lambda event: f"{event.get('child')} is killed: {event.get('reason')}",
     "host_lost": _host_lost_line,
+    "zygote_unfit": lambda event: (
+        f"zygote {event.get('zygote')} is not used, its actors start slowly: {event.get('reason')}"
+    ),
     "escalated": lambda event: f"{event.get('supervisor')} gave up: {event.get('reason')}",
     "sample_dropped": lambda event: (
         f"sample {event.get('group_id')}.{event.get('sample_index')} dropped "
@@ -135,6 +138,7 @@ _LINES: dict[str, Callable[[Event], str]] = {
     "group_dropped": lambda event: (
         f"group {event.get('group_id')} dropped ({event.get('origin')}): {event.get('reason')}"
     ),
+    "checkpoint_loaded": lambda event: f"checkpoint of step {event.get('step')} loaded: {event.get('path')}",
     "checkpoint_saved": lambda event: f"checkpoint of step {event.get('step')} saved: {event.get('path')}",
     "trainer_waits": lambda event: f"the trainer waits: {event.get('reason')}",
 }

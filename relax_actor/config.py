@@ -148,6 +148,7 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The TransferQueue."""
 
     storage_path: str = "/dev/shm"  # noqa: S108 - the sample bus lives in shared memory
+    """A tmpfs for everything that processes share: samples, policy versions, status pages."""
     max_size_gb: float = 2.0
     min_valid_samples: int = 2
     """A group with fewer scored samples is dropped with a reason."""

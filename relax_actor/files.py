@@ -14,12 +14,28 @@ def replace_text(path: Path, text: str) -> None:
         path: with one writer at a time.
         text: the whole new content.
     """
+    replace_bytes(path, text.encode("utf-8", "backslashreplace"))
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Write a file so that every reader sees all of the old content or all of the new.
+
+    Args:
+        path: with one writer at a time.
+        content: the whole new one.
+
+    Raises:
+        OSError: it could not be written; the old one is as it was.
+    """
     fresh = path.with_name(f".{path.name}.new")
-    with fresh.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def log_tail(path: Path, max_bytes: int = TAIL_BYTES) -> list[str]:

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Media = Mapping[str, npt.NDArray[np.number]]
+from relax_actor.engines.base import PLACEHOLDER_IDS
 
-_SPECIAL_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+Media = Mapping[str, npt.NDArray[np.number]]
 
 
 class VisionModel:
@@ -77,7 +77,7 @@ class VisionModel:
 
 def forbidden_token_ids(config: Any) -> list[int]:
     """Return the ids that may only be in prompts: placeholders of images and videos, and padding."""
-    found = [getattr(config, name, None) for name in _SPECIAL_IDS]
+    found = [getattr(config, name, None) for name in PLACEHOLDER_IDS]
     return sorted({each for each in [*found, config.get_text_config().pad_token_id] if each is not None})
 
 

@@ -71,12 +71,12 @@ TARGETS = (
 )
 
 
-def judge(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def judge(rows: Sequence[Row], targets: Sequence[Target] = TARGETS) -> list[dict[str, Any]]:
     """Return every target with what was measured, how it stands to the limit, and whether it is met.
 
     `ratio` is measured / limit; `met` is None where there is nothing to judge by.
     """
-    return [_judge(target, rows) for target in TARGETS]
+    return [_judge(target, rows) for target in targets]
 
 
 def samples(rows: Sequence[Row], engine: str, metric: str) -> list[float]:

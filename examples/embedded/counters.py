@@ -49,14 +49,11 @@ TREE = SupervisorSpec(
 
 if __name__ == "__main__":  # actors import this file too
     with Supervisor(TREE) as tree:
-        names = [f"counter/{line % 2}" for line in range(len(LINES))]
-        replies = [
-            tree.ref(name, LineCounter).ask(LineCounter.count, line, text)
-            for line, (name, text) in enumerate(zip(names, LINES, strict=True))
-        ]
-        for line, (name, reply) in enumerate(zip(names, replies, strict=True)):
+        counters = [tree.ref(f"counter/{i}", LineCounter) for i in range(2)]
+        replies = [counters[line % 2].ask(LineCounter.count, line, text) for line, text in enumerate(LINES)]
+        for line, reply in enumerate(replies):
             incarnation, pid = reply.result()
-            print(f"line {line}: {name}, incarnation {incarnation}, pid {pid}")
+            print(f"line {line}: counter/{line % 2}, incarnation {incarnation}, pid {pid}")
         total = tree.ref("store", Store).ask(Store.total).result()
         print(dict(sorted(total.items())))
     for event in read_events(tree.run_dir / "events.jsonl")[0]:

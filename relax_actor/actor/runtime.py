@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,8 @@ def main(config: NodeConfig, spawn: Spawn, arguments: Frames, settle: Callable[[
     try:
         return _Process(config, spawn, settle).run(arguments)
     except BaseException:  # noqa: BLE001 - whatever it is, it is why this process died
-        Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
+        with suppress(OSError):  # the disk is full: the log may have room where a new file has not
+            Path(spawn.crash).write_text(traceback.format_exc(), errors="backslashreplace")
         traceback.print_exc()
         return 1
 

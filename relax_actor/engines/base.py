@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+PLACEHOLDER_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+"""Fields of a vision model's config.json: ids that stand for media in a prompt and are never sampled."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How to sample. Log-probs are always those of logits / temperature, before top-p and top-k."""
 

@@ -87,7 +87,9 @@ class Agent:
         """Carry out commands until told to end or until the lease is over; return the exit code."""
         self._loop = asyncio.get_running_loop()
         self._children = Children(self._config, self._space, lambda: self._nursery.pids, self._say)
-        self._nursery = Nursery(self._config, self._zygotes, self._pipe, self._children, self._say)
+        self._nursery = Nursery(
+            self._config, self._zygotes, self._pipe, self._children, self._say, self._warn_of
+        )
         self._fuse = _fuse()
         self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
         self._watch_head()
@@ -160,6 +162,11 @@ class Agent:
         self._space.sweep()
         if self._config.is_remote or not self._runs_on:  # else the head's own socket is in it
             shutil.rmtree(self._config.socket_dir, ignore_errors=True)
+
+    def _warn_of(self, zygote: str, reason: str) -> None:
+        self._events.emit("zygote_unfit", zygote=zygote, reason=reason)
+        text = f"zygote {zygote!r} is not used, and each of its actors imports for itself: {reason}"
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the agent's log
 
     def _say(self, record: Record) -> None:
         if isinstance(record, Exited):  # the head says more, unless it is hung

@@ -5,13 +5,14 @@ move into the control group, for which the kernel waits until every processor ha
 adoption by the agent, which comes when the process between has ended.
 """
 
+import io
 import os
 import sys
 import threading
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from relax_actor.actor import runtime
 from relax_actor.actor.wire import NodeConfig, Spawn
@@ -42,8 +43,9 @@ def become(config: NodeConfig, spawn: Spawn, arguments: Frames, *, agent: int, p
         _set_environment(config, spawn, agent)
         code = runtime.main(config, spawn, arguments, partial(_settle, agent, move))
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(Exception):  # nothing may keep this process from saying how it ended
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
@@ -62,8 +64,23 @@ def _redirect(log: str) -> None:
         os.dup2(fd, target)
     os.close(null)
     os.close(out)
-    sys.stdout = open(1, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for life
-    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115 - for life
+    sys.stdout, sys.stderr = _text(1), _text(2)
+
+
+class _Log(io.FileIO):
+    """A log that loses what its disk has no room for, rather than fail whoever prints."""
+
+    def write(self, data: Any) -> int:
+        """Write what can be written; claim the rest."""
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _text(fd: int) -> TextIO:
+    log = io.BufferedWriter(_Log(fd, "w", closefd=False))
+    return io.TextIOWrapper(log, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _set_oom_score(adjustment: int) -> None:

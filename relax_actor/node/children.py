@@ -202,6 +202,14 @@ class Children:
         child.watch.end()
         self._dying(child, _notice(child))
         child.dead_since_s = time.monotonic()
+        self._settle(child)
+
+    def _settle(self, child: _Child) -> None:
+        """Note how it ended, as soon as it is ours: who dies at birth is still the child of who forked it."""
+        is_late = time.monotonic() - child.dead_since_s > GROUP_DEADLINE_S
+        if process.awaits_adoption(child.pid) and not is_late:
+            self._loop.call_later(POLL_S, self._settle, child)
+            return
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
         child.oom = self._oom_evidence(child)
         child.is_in_cgroup = cgroup.is_in(child.pid, child.spawn.cgroup)

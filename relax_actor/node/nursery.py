@@ -2,6 +2,8 @@
 
 Births overlap: an order is passed on at once and its answer taken when it comes, so that a slow fork delays
 neither the next birth nor the news of a death. Every method runs in the agent's loop thread.
+
+A zygote whose imports leave it unfit to fork is not used: its actors start in interpreters of their own.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import msgspec
 from relax_actor.actor.wire import NodeConfig, Record, Spawn, Spawned
 from relax_actor.node import exec, process  # noqa: A004 - what the module does
 from relax_actor.node.children import Children
+from relax_actor.node.preload import Imported
 from relax_actor.node.zygotes import Zygote
 from transport.control import Frames
 from transport.segment import Segment
@@ -32,8 +35,10 @@ class _Order(msgspec.Struct, eq=False):
 class _Source:
     """The zygote of one name, and the orders it has not answered, the oldest first."""
 
-    def __init__(self, zygote: Zygote) -> None:
+    def __init__(self, name: str, zygote: Zygote) -> None:
+        self.name = name
         self.zygote: Zygote | None = zygote
+        self.is_unfit = False  # its imports do not allow a fork
         self.has_imported = False
         self.orders: deque[_Order] = deque()
 
@@ -47,18 +52,20 @@ class Nursery:
         pipe: read end of the death pipe.
         children: takes who was born.
         say: sends a record to the head.
+        warn: called with the name of a zygote that is not used, and why.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - the agent makes one, once
         self,
         config: NodeConfig,
         zygotes: Mapping[str, Zygote],
         pipe: int,
         children: Children,
         say: Callable[[Record], object],
+        warn: Callable[[str, str], object],
     ) -> None:
-        self._config, self._pipe, self._children, self._say = config, pipe, children, say
-        self._sources = {name: _Source(zygote) for name, zygote in zygotes.items()}
+        self._config, self._pipe, self._children, self._say, self._warn = config, pipe, children, say, warn
+        self._sources = {name: _Source(name, zygote) for name, zygote in zygotes.items()}
         self._loop = asyncio.get_running_loop()
 
     def open(self) -> str:
@@ -76,8 +83,7 @@ class Nursery:
         if segment is None:
             self._children.refuse(spawn, error)
         elif spawn.python or not spawn.zygote:
-            born = exec.start(self._config, spawn, arguments, pipe=self._pipe)
-            self._born(_Order(spawn, arguments, segment), *born)
+            self._execute(_Order(spawn, arguments, segment))
         elif spawn.zygote not in self._sources:
             self._children.refuse(spawn, f"there is no zygote {spawn.zygote!r}")
         else:
@@ -105,21 +111,28 @@ class Nursery:
         source = self._sources[name]
         assert source.zygote is not None  # noqa: S101 - nothing was asked of it yet
         try:
-            error = source.zygote.imported()
+            imported = source.zygote.imported()
         except EOFError:
             error, source.zygote = f"the zygote ended ({source.zygote.close()})", None
-        else:
-            source.has_imported = True
+            return error
+        self._imported(source, imported)
+        if source.zygote is not None:
             self._watch(source)
-        return error
+        return imported.error
 
     def _ask(self, name: str, order: _Order) -> None:
         source = self._sources[name]
+        if source.is_unfit:
+            self._execute(order)
+            return
         if source.zygote is None:
             self._replace(name)
         source.orders.append(order)
         if source.zygote is not None:
             source.zygote.ask(order.spawn, order.arguments)
+
+    def _execute(self, order: _Order) -> None:
+        self._born(order, *exec.start(self._config, order.spawn, order.arguments, pipe=self._pipe))
 
     def _watch(self, source: _Source) -> None:
         assert source.zygote is not None  # noqa: S101 - watched when it was made
@@ -151,11 +164,16 @@ class Nursery:
         except EOFError as error:
             self._lost(source, f"{type(error).__name__}", may_replace=may_replace)
 
-    def _imported(self, source: _Source, error: str) -> None:
-        source.has_imported = not error
-        if error:
+    def _imported(self, source: _Source, imported: Imported) -> None:
+        source.has_imported, source.is_unfit = not imported.error, bool(imported.unfit)
+        if imported.error:
             self._drop(source)
-            self._refuse_all(source, error)
+            self._refuse_all(source, imported.error)
+        elif imported.unfit:
+            self._drop(source)
+            self._warn(source.name, imported.unfit)
+            while source.orders:
+                self._execute(source.orders.popleft())
 
     def _born(self, order: _Order, pid: int, error: str) -> None:
         spawn = order.spawn

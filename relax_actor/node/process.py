@@ -67,11 +67,6 @@ def await_adoption(parent: int) -> None:
         time.sleep(0.0005)
 
 
-def is_single_threaded() -> bool:
-    """Whether this process may fork without losing a thread that holds a lock."""
-    return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - no Path objects in a hot zygote
-
-
 def kill_group(group: int) -> bool:
     """SIGKILL every process of the group; False if none is left."""
     try:
@@ -102,13 +97,22 @@ def reap_strangers(known: Container[int]) -> None:
             os.waitpid(dead.si_pid, os.WNOHANG)
 
 
+def awaits_adoption(pid: int) -> bool:
+    """Whether a process is there, but as another's child."""
+    fields = _stat(pid)
+    return fields is not None and fields[1] != str(os.getpid())
+
+
 def exit_of(pid: int) -> tuple[int | None, int | None] | None:
     """Look at a dead child's exit without reaping it.
 
     Returns:
-        (exit code, None), (None, signal), or None while it lives.
+        (exit code, None), (None, signal), or None while it lives or where it has been reaped.
     """
-    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    try:
+        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
     if status is None:
         return None
     if status.si_code == os.CLD_EXITED:

@@ -12,7 +12,6 @@ PIPE is the read end of the agent's death pipe.
 """
 
 import gc
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,17 +23,11 @@ from typing import NoReturn
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig, Spawn
-from relax_actor.node import birth
-from relax_actor.node.process import die_with_parent, die_with_pipe, is_single_threaded
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Set to 1 by the agent while the zygote imports, so that no library starts a pool before the fork."""
+from relax_actor.node import birth, preload
+from relax_actor.node.process import die_with_parent, die_with_pipe
 
 TOGETHER = 8
 """Actors that share the process between: they are adopted when the last of them is forked."""
-
-SAVED = "RELAX_ACTOR_SAVED_"
-"""Prefix of the variables in which the agent keeps the user's own values."""
 
 
 def main(fd: int, agent: int, pipe: int) -> None:
@@ -44,38 +37,13 @@ def main(fd: int, agent: int, pipe: int) -> None:
     connection = Connection(fd)
     config = msgspec.msgpack.decode(connection.recv_bytes(), type=NodeConfig)
     modules = msgspec.msgpack.decode(connection.recv_bytes(), type=list[str])
-    connection.send_bytes(msgspec.msgpack.encode(_preload(modules)))
+    connection.send_bytes(msgspec.msgpack.encode(preload.load(modules)))
     gc.collect()
     gc.freeze()  # the pages of what is imported stay shared
     while requests := _waiting(connection):
         births = [partial(_be_born, config, request, agent, pipe) for request in requests]
         for answer in _fork(connection, births):
             connection.send_bytes(msgspec.msgpack.encode(answer))
-
-
-def _preload(modules: list[str]) -> str:
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 - an import may raise anything; the agent reports it
-            return f"the zygote could not import {module}: {type(error).__name__}: {error}"
-    if not is_single_threaded():
-        return f"importing {', '.join(modules)} started threads, which a fork would lose"
-    if touched := _device_in_use():
-        return f"importing {', '.join(modules)} touched a device, which does not survive a fork: {touched}"
-    return ""
-
-
-def _device_in_use() -> str:
-    """Return how this process has come to use a GPU, or nothing if it has not."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "torch.cuda is initialized"
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208 - the listing's own descriptor is gone by then
-        with suppress(OSError):
-            if (path := os.readlink(f"/proc/self/fd/{fd}")).startswith("/dev/nvidia"):  # noqa: PTH115 - as above
-                return f"{path} is open"
-    return ""
 
 
 def _waiting(connection: Connection) -> list[bytes]:
@@ -125,18 +93,10 @@ def _fork_again(writer: int, connection: Connection, births: Sequence[Callable[[
 
 
 def _be_born(config: NodeConfig, request: bytes, agent: int, pipe: int) -> None:
-    _restore_environment()
+    preload.restore_environment()
     spawn, *arguments = msgspec.msgpack.decode(request, type=list[bytes])
     record = msgspec.msgpack.decode(spawn, type=Spawn)
     birth.become(config, record, arguments, agent=agent, pipe=pipe)
-
-
-def _restore_environment() -> None:
-    for name in THREAD_VARIABLES:
-        saved = os.environ.pop(SAVED + name, None)
-        os.environ.pop(name, None)
-        if saved is not None:
-            os.environ[name] = saved
 
 
 if __name__ == "__main__":

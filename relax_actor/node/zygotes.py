@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig, Spawn
-from relax_actor.node import zygote
-from relax_actor.node.zygote import SAVED, THREAD_VARIABLES
+from relax_actor.node import preload, zygote
+from relax_actor.node.preload import Imported
 from transport.control import Frames
 
 
@@ -65,7 +65,7 @@ class Zygote:
             pid = os.posix_spawn(
                 sys.executable,
                 [*command, *map(str, (theirs.fileno(), os.getpid(), pipe))],
-                dict(os.environ) | _single_threaded(),
+                dict(os.environ) | preload.environment(),
                 file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *inherited],
             )
         return cls(pid, Connection(ours.detach()), config, modules)
@@ -80,13 +80,13 @@ class Zygote:
         with suppress(OSError):
             self._connection.send_bytes(msgspec.msgpack.encode(request))
 
-    def imported(self) -> str:
-        """Wait until it has imported; return what went wrong, or nothing.
+    def imported(self) -> Imported:
+        """Wait until it has imported; return how that went.
 
         Raises:
             EOFError: it has ended.
         """
-        return msgspec.msgpack.decode(self._receive(), type=str)
+        return msgspec.msgpack.decode(self._receive(), type=Imported)
 
     def born(self) -> tuple[int, str]:
         """Return the pid of the actor asked for first and no error, or 0 and the error; waits for it.
@@ -121,7 +121,7 @@ def _be_zygote(fd: int, agent: int, pipe: int) -> None:
     code = 1
     try:
         _keep_only(fd, pipe)
-        os.environ.update(_single_threaded())
+        os.environ.update(preload.environment())
         zygote.main(fd, agent, pipe)
         code = 0
     except BaseException:  # noqa: BLE001 - the fork must not return into the agent
@@ -139,9 +139,3 @@ def _keep_only(*kept: int) -> None:
         if fd > 2 and fd not in kept:  # standard input, output and error stay
             with suppress(OSError):  # the listing's own
                 os.close(fd)
-
-
-def _single_threaded() -> dict[str, str]:
-    """Return the variables that keep libraries from starting threads, and the user's own values beside."""
-    own = {SAVED + name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ}
-    return dict.fromkeys(THREAD_VARIABLES, "1") | own

@@ -80,7 +80,7 @@ class WorkerProcess:
         answer = self._receive(_START_TIMEOUT_S)
         if answer.problem:
             self.kill()
-            raise RewardFunctionError("reward.function", answer.problem)
+            raise RewardFunctionError("reward.function", answer.problem, answer.hint)
 
     def ask(self, task: RewardInput, timeout_s: float) -> Answer:
         """Have a sample scored.

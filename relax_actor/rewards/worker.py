@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from relax_actor.errors import RelaxError
-from relax_actor.rewards.registry import RewardFunction, RewardInput, resolve
+from relax_actor.rewards.registry import RewardFunction, RewardFunctionError, RewardInput, resolve
 from relax_actor.rewards.value import as_reward
 
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +33,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = ""  # type and place of an exception: problems of one kind are one bug
     traceback: str = ""
     seconds: float = 0.0
+    hint: str = ""  # where the function cannot be used at all
 
 
 def serve(function_name: str, user_path: str, parent_pid: int) -> None:
@@ -49,8 +50,8 @@ def serve(function_name: str, user_path: str, parent_pid: int) -> None:
     with connection, connection.makefile("rb") as lines:
         try:
             function = resolve(function_name, user_path)
-        except RelaxError as error:
-            _send(connection, Answer(problem=str(error)))
+        except RewardFunctionError as error:
+            _send(connection, Answer(problem=error.fact, hint=error.hint))
             return
         _send(connection, Answer())
         for line in lines:

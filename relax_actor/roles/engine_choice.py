@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from relax_actor.config import Config
 from relax_actor.devices import CPU
-from relax_actor.engines.base import Engine, SamplingParams
+from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
 
 
 def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
@@ -73,12 +71,15 @@ def _make_current(device: str) -> None:
 
 
 def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
-    """Return the tokens that the scripted engine may emit: those of the model that do not end a sample."""
-    size = model_config(config)["vocab_size"]
-    return [int(token) for token in np.arange(size) if token not in stop_token_ids]
+    """Return the tokens that the scripted engine may emit: neither stops nor placeholders."""
+    model = model_config(config)
+    reserved: set[int | None] = set(stop_token_ids)
+    if "vision_config" in model:
+        reserved |= {model.get(name) for name in (*PLACEHOLDER_IDS, "pad_token_id")}
+    return [token for token in range(model["vocab_size"]) if token not in reserved]
 
 
 def model_config(config: Config) -> dict[str, Any]:
-    """Read the model's config.json."""
-    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text())
-    return content
+    """Read the model's config.json; where it is one of several models, the text model's values come first."""
+    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+    return {**content, **(content.get("text_config") or {})}

@@ -37,6 +37,7 @@ def is_device_loss(error: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text, bounded in length."""
-    lines = text.rstrip().splitlines()
+    """Return the last line of a text that is not a hint, bounded in length."""
+    fact, _, _ = text.rpartition("\n\nhint: ")
+    lines = (fact or text).rstrip().splitlines()
     return lines[-1][:400] if lines else ""

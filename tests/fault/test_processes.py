@@ -153,6 +153,7 @@ def test_an_actor_started_from_a_thread_that_ended_lives_on(tree):
 
 def test_what_an_actor_was_doing_outlives_it(tree, mortal):
     reply = running(tree, mortal)
+    eventually(lambda: seen(tree).progress)  # which the method says only after it has begun
     os.kill(tree.pid("mortal"), signal.SIGKILL)
     with pytest.raises(ActorDied):
         reply.result(20)
@@ -167,6 +168,20 @@ def test_an_actor_that_ends_in_order_leaves_no_crash_report(tmp_path):
     with Supervisor(spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path):
         pass
     assert list((tmp_path / "crash").iterdir()) == []
+
+
+@pytest.mark.parametrize("python", ["", sys.executable], ids=["zygote", "exec"])
+def test_who_cannot_write_goes_on_and_when_it_fails_has_failed(tmp_path, python):
+    """A full disk stops nobody who prints, and makes no failure look like a normal end."""
+    child = ChildSpec(id="mortal", actor=Mortal, python=python)
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        mortal = tree.ref("mortal", Mortal)
+        mortal.ask(Mortal.write_nowhere, "lost\n" * 10_000).result(20)
+        assert mortal.ask(Mortal.where).result(20)[1] == 1
+        mortal.ask(Mortal.fail_when_asked_no_more).result(20)
+        eventually(lambda: events_of(tree, "child_exited"))
+        assert events_of(tree, "child_exited")[0]["reason"].startswith("exit code 1")
+        assert mortal.ask(Mortal.where).result(20)[1] == 2
 
 
 # -- what dies with it ------------------------------------------------------------------------------
@@ -360,20 +375,46 @@ def test_a_zygote_that_nobody_declared_is_named(tmp_path):
         Supervisor(spec_of(child), run_dir=tmp_path).__enter__()
 
 
-def test_a_zygote_that_touched_a_device_forks_nobody(tmp_path, monkeypatch):
-    """A fork of a CUDA context is a broken one, so it must never come to that."""
-    (tmp_path / "touching.py").write_text(
-        "import sys, types\n"
-        "sys.modules['torch'] = torch = types.ModuleType('torch')\n"
-        "torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)\n"
-    )
+def unfit(tmp_path, monkeypatch, code):
+    """Return a tree whose zygote imports a module that leaves it unfit to fork."""
+    (tmp_path / "unfitting.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    tree = Supervisor(
-        spec_of(ChildSpec(id="mortal", actor=Mortal)), run_dir=tmp_path, zygotes={"default": ["touching"]}
-    )
-    with pytest.raises(StartFailed, match="touched a device"):
-        tree.__enter__()
-    assert "torch.cuda is initialized" in (tmp_path / "logs" / "agent.log").read_text()
+    child = ChildSpec(id="mortal", actor=Mortal)
+    return Supervisor(spec_of(child), run_dir=tmp_path, zygotes={"default": ["unfitting"]})
+
+
+TOUCHES_A_DEVICE = """
+import sys, types
+sys.modules["torch"] = torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(is_initialized=lambda: True)
+"""
+STARTS_A_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name="pool of theirs", daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(TOUCHES_A_DEVICE, "torch.cuda is initialized"), (STARTS_A_THREAD, "a fork would lose: pool of theirs")],
+    ids=["device", "thread"],
+)
+def test_actors_of_a_zygote_that_must_not_fork_start_in_interpreters_of_their_own(
+    tmp_path, monkeypatch, code, reason
+):
+    """A fork of a CUDA context is a broken one, and one of threads may hang: it must never come to that."""
+    with unfit(tmp_path, monkeypatch, code) as tree:
+        mortal = tree.ref("mortal", Mortal).within(60)
+        assert mortal.ask(Mortal.one).result() == 1
+        agent = psutil.Process(tree.pid("mortal")).parent()
+        assert "relax_actor.node.exec" in psutil.Process(tree.pid("mortal")).cmdline()
+        assert [each.pid for each in agent.children()] == [tree.pid("mortal")]
+        os.kill(tree.pid("mortal"), signal.SIGKILL)
+        assert mortal.ask(Mortal.where).result()[1] == 2
+    events, _ = read_events(tmp_path / "events.jsonl")
+    warnings = [event for event in events if event["kind"] == "zygote_unfit"]
+    assert [(event["zygote"], reason in event["reason"]) for event in warnings] == [("default", True)]
+    assert "importing unfitting" in (tmp_path / "logs" / "agent.log").read_text()
 
 
 # -- memory -----------------------------------------------------------------------------------------
@@ -492,6 +533,42 @@ def test_an_actor_is_not_restarted_before_its_device_is_free(tmp_path, monkeypat
         assert tree.ref("mortal", Mortal).ask(Mortal.where).result(20)[1] == 2
 
 
+# -- births ------------------------------------------------------------------------------------------
+
+DEAD_AT_BIRTH = """
+    import os
+    from relax_actor.node import process
+
+    process.become_subreaper()
+    (told, tell), (waited, let_go) = os.pipe(), os.pipe()
+    middle = os.fork()
+    if middle == 0:
+        os.close(let_go)
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        os.write(tell, child.to_bytes(4, "little"))
+        os.read(waited, 1)
+        os._exit(0)
+    child = int.from_bytes(os.read(told, 4), "little")
+    assert process.awaits_adoption(child)
+    assert process.exit_of(child) is None
+    os.close(let_go)
+    os.waitpid(middle, 0)
+    assert not process.awaits_adoption(child)
+    assert process.exit_of(child) == (3, None)
+    os.waitpid(child, 0)
+    assert not process.awaits_adoption(child)
+    assert process.exit_of(child) is None
+"""
+
+
+def test_who_dies_before_it_is_adopted_is_collected_when_it_is():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(DEAD_AT_BIRTH)], check=False, timeout=60)
+    assert done.returncode == 0
+
+
 # -- zygotes ----------------------------------------------------------------------------------------
 
 SLOW = """
@@ -525,5 +602,5 @@ def test_a_zygote_that_imports_for_longer_than_the_lease_keeps_nobody_else_waiti
         tree.remove_child("waiting")
         assert tree.ref("mortal", Mortal).within(30).ask(Mortal.where).result()[1] == 2
         assert tree.ref("other", Mortal).ask(Mortal.where).result()[1] == 1
-        assert tree.pid("waiting") is None
+        eventually(lambda: tree.pid("waiting") is None)
     assert not events_of(tree, "host_lost")

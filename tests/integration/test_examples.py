@@ -1,5 +1,6 @@
 """The examples that need neither weights nor a network do what their first lines say."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -25,6 +26,13 @@ def run(script: str, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
+def _without_docstrings(source: ast.Module) -> ast.Module:
+    for node in ast.walk(source):
+        if isinstance(node, ast.Module | ast.ClassDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+    return source
+
+
 @pytest.mark.fault
 def test_words_are_counted_once_although_a_counter_dies(tmp_path):
     out = run("embedded/counters.py", folder=tmp_path)
@@ -32,6 +40,13 @@ def test_words_are_counted_once_although_a_counter_dies(tmp_path):
     assert "{'and': 1, 'cat': 2, 'dog': 2, 'mat': 2, 'on': 3, 'sat': 1, 'saw': 1, 'the': 6}" in out
     assert "counter/0 (incarnation 1, pid " in out
     assert "died: SIGKILL" in out
+
+
+def test_the_application_of_the_guide_is_as_short_as_it_says():
+    assert "in 40 lines of code" in (EXAMPLES.parent / "docs" / "guides" / "embed.md").read_text()
+    source = ast.parse((EXAMPLES / "embedded" / "counters.py").read_text())
+    code = ast.unparse(_without_docstrings(source)).splitlines()
+    assert sum(bool(line.strip()) for line in code) <= 40
 
 
 @pytest.mark.fault

@@ -223,8 +223,9 @@ def test_closing_ends_what_is_running_and_leaves_no_process(user_path):
     [("deeds:missing", "has no `missing`"), ("no_such_deeds:act", "is not found"), ("deed", "must be")],
 )
 def test_a_function_that_cannot_be_used_is_told_at_the_start(user_path, function, fact):
-    with pytest.raises(RewardFunctionError, match=fact):
+    with pytest.raises(RewardFunctionError, match=fact) as caught:
         RewardPool(function, workers=2, timeout_s=1.0, user_path=user_path)
+    assert str(caught.value).count("reward.function") == 1
 
 
 @pytest.mark.fault

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ class Mortal(Actor):
     def __init__(self, start_s: float = 0.0) -> None:
         self.memory = None
         self.progressed = 0
+        self.can_go_on = True
         time.sleep(start_s)
 
     @endpoint(idempotent=True)
@@ -92,6 +94,22 @@ class Mortal(Actor):
             time.sleep(600)
             os._exit(0)
         return pid
+
+    @endpoint
+    def write_nowhere(self, text: str) -> None:
+        """Print when no file may grow any more, as on a full disk."""
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        print(text, flush=True)  # noqa: T201 - it is the point
+        sys.stderr.write(text)
+
+    @endpoint
+    def fail_when_asked_no_more(self) -> None:
+        self.can_go_on = False
+
+    def step(self) -> float | None:
+        if not self.can_go_on:
+            raise RuntimeError("it cannot go on")
+        return None
 
     @endpoint
     def load_in_forks(self, items: int) -> list[int]:

@@ -277,7 +277,8 @@ class BenchReplica(PlayReplica):
         self.ctx.wake()
 
     @endpoint
-    def followed(self) -> list[tuple[int, str, float]]:
+    def followed(self) -> list[tuple[int, str, float, float]]:
+        """Return version, route or failure, seconds and monotonic time of this incarnation's installs."""
         return self.installs
 
     def step(self):
@@ -288,10 +289,11 @@ class BenchReplica(PlayReplica):
             try:
                 pulled = self.all.pull(self._quick_copy, newest)
             except Exception as error:  # noqa: BLE001 - a measurement goes on
-                self.installs.append((newest, f"failed: {error}"[:200], 0.0))
+                self.installs.append((newest, f"failed: {error}"[:200], 0.0, time.monotonic()))
             else:
+                finish(self._device())
                 self.version = newest
-                self.installs.append((newest, str(pulled.route), pulled.seconds))
+                self.installs.append((newest, str(pulled.route), pulled.seconds, time.monotonic()))
         return 0.01
 
     def _quick_copy(self, manifest, tensors):  # noqa: ARG002 - the puller's signature

@@ -8,12 +8,27 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+ANCHOR = re.compile(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_of_a_page_leads_somewhere(page):
     missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_into_a_page_leads_to_a_heading_of_it(page):
+    links = [
+        ((page.parent / file) if file else page, anchor) for file, anchor in ANCHOR.findall(page.read_text())
+    ]
+    assert not [(file, anchor) for file, anchor in links if anchor not in anchors(file.read_text())]
+
+
+def anchors(text: str) -> list[str]:
+    """Return what the headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 def test_the_tour_names_every_module():

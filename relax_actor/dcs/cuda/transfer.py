@@ -200,9 +200,9 @@ class Transfer:
         chunk = self._chunks[self._ring.launched]
         data = self._source.chunk(chunk)
         slot = self._slots[self._ring.launched % len(self._slots)]
+        self._copying_since = self._copying_since if self._pending else time.perf_counter()
         with self._lane:
             slot[: chunk.nbytes].copy_(data, non_blocking=True)
-        self._copying_since = self._copying_since if self._pending else time.perf_counter()
         self._pending.append(self._lane.mark())
         self._ring.launched += 1
         point("stage_chunk")

@@ -11,7 +11,7 @@ from relax_actor.config import Config, DataConfig, ModelConfig
 
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A model of 1,000 parameters without their bytes."""
+    """A model of 1,000 parameters, all of them 0."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {
@@ -28,7 +28,7 @@ def model_folder(tmp_path: Path) -> Path:
         "b": {"dtype": "F32", "shape": [100], "data_offsets": [3600, 4000]},
     }
     text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(4000))
     return folder
 
 

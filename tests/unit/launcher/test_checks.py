@@ -149,8 +149,7 @@ def test_a_model_folder_that_is_not_whole_is_refused(config, model_folder):
     assert "has no tokenizer" in text
 
 
-def test_a_checkpoint_replaces_weights_but_must_be_whole(config, model_folder, tmp_path):
-    (model_folder / "model.safetensors").unlink()
+def test_a_checkpoint_to_start_from_must_be_whole(config, tmp_path):
     whole = CheckpointStore(tmp_path / "checkpoints").save(3, lambda folder: (folder / "w").touch(), {})
 
     assert check_config(with_(config, run__resume=str(whole))) == []
@@ -165,7 +164,15 @@ def test_a_checkpoint_replaces_weights_but_must_be_whole(config, model_folder, t
         ("config.json", "[]", "config.json is not a JSON object"),
         ("config.json", "{", "config.json is not JSON"),
         ("config.json", None, "config.json: No such file"),
+        ("config.json", "[" * 100_000, "config.json is not JSON"),
+        ("config.json", '{"text_config": [1]}', "`text_config` is not an object"),
+        ("config.json", '{"num_hidden_layers": "two"}', "`num_hidden_layers` is no whole number: 'two'"),
+        ("model.safetensors", "", "model.safetensors is not a whole safetensors file"),
         ("model.safetensors.index.json", '{"weight_map": {"a": "part-2"}}', "lacks part-2"),
+        ("model.safetensors.index.json", "{}", "model.safetensors.index.json has no `weight_map`"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 2}}', "has no `weight_map` of file names"),
+        ("model.safetensors.index.json", "{", "model.safetensors.index.json is not JSON"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "."}}', "Is a directory"),
     ],
 )
 def test_what_a_model_folder_lacks_is_said(config, model_folder, name, content, message):
@@ -199,6 +206,24 @@ def test_a_torn_weight_file_is_no_model(model_folder, content):
 
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         model_shape(model_folder)
+
+
+def test_a_weight_file_that_was_copied_halfway_is_refused(config, model_folder):
+    file = model_folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+    assert "it ends before its last tensor" in text_of(check_config(config))
+
+
+def test_a_model_of_text_takes_no_images(config, model_folder, dataset):
+    dataset.write_text('{"prompt": "a", "label": "b", "image": {"pixels": [1, 2]}}')
+    seeing = with_(config, data__media_key="image")
+
+    (problem,) = check_config(seeing)
+    assert (problem.where, "reads text only" in problem.fact) == ("data.media_key", True)
+
+    (model_folder / "config.json").write_text('{"vision_config": {}, "text_config": null}')
+    assert check_config(seeing) == []
 
 
 def test_every_bad_row_is_named_with_file_line_and_field(config, dataset):
@@ -326,7 +351,7 @@ def test_too_little_shared_memory_is_refused_with_need_and_have(config, need, tm
 
     (problem,) = check_machine(config, tmp_path, huge)
 
-    assert re.search(r"has [\d.]+ GiB free, but the run needs 1048576.00 GiB", problem.fact)
+    assert re.search(r"has [\d.]+ GiB free, but the run needs 1048576.\d\d GiB", problem.fact)
     assert "lower queue.max_size_gb (now 2)" in problem.hint
 
 
@@ -336,8 +361,8 @@ def test_policy_versions_too_large_for_shared_memory_are_refused(config, need, t
 
     (problem,) = check_machine(elsewhere, tmp_path, huge)
 
-    assert problem.where in {"/dev/shm", f"queue.storage_path = {tmp_path}"}  # noqa: S108 - no file is made
-    assert "1048576.00 GiB" in problem.fact
+    assert problem.where == f"queue.storage_path = {tmp_path}"  # where they are, and nowhere else
+    assert "1048576.00 GiB for policy versions" in problem.fact
 
 
 def test_a_storage_path_that_is_not_there_is_refused(config, need, tmp_path):
@@ -353,6 +378,17 @@ def test_a_run_folder_that_cannot_be_made_is_refused(config, need, tmp_path):
     (problem,) = check_machine(config, tmp_path / "file" / "run", small)
 
     assert problem.where == "run.dir"
+
+
+def test_a_name_too_long_for_any_file_is_refused(config, need, tmp_path):
+    name, small = "a" * 300, msgspec.structs.replace(need, queue_bytes=1)
+    paths = {"model__path": name, "data__path": name, "run__user_path": name, "data__prefix_path": name}
+
+    found = {problem.where for problem in check_config(with_(config, **paths))}
+    (problem,) = check_machine(config, tmp_path / name, small)
+
+    assert found == {"model.path", "data.path", "run.user_path", "data.prefix_path"}
+    assert (problem.where, "too long" in problem.fact) == ("run.dir", True)
 
 
 def test_a_machine_without_a_temporary_folder_is_refused(config, need, tmp_path, monkeypatch):

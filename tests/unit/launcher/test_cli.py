@@ -1,5 +1,6 @@
 """The command line says what it does, quickly, and what is wrong, exactly."""
 
+import errno
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from launcher import cli
 from launcher.cli import main
 from launcher.fields import SECTIONS, wanted
 from launcher.runfolder import RunFolder
+from relax_actor.errors import DatasetError
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
 HEAVY = ("torch", "transformers", "matplotlib", "rich", "tensorboard", "pebble")
@@ -250,6 +252,25 @@ def test_an_error_of_ours_during_a_run_is_1(relax, command):
     assert relax("stop", "x") == (1, "", "error: it broke\n")
 
 
+@pytest.mark.parametrize("error", [cli.ConfigError("rollout.stop", "is odd"), DatasetError("a:1", "is odd")])
+def test_a_configuration_that_is_found_wrong_late_is_2(relax, command, error):
+    command(raising(error))
+    assert relax("stop", "x") == (2, "", f"error: `{error.where}` is odd\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "runs/a"), "`runs/a`: no space left on device"),
+        (OSError(errno.EIO, "Input/output error"), "input/output error"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_what_the_system_refuses_is_said_without_a_traceback(relax, command, error, text):
+    command(raising(error))
+    assert relax("stop", "x") == (1, "", f"error: {text}\n")
+
+
 def test_any_usage_error_is_2(relax, command):
     command(raising(click.ClickException("Odd.")))
     assert relax("stop", "x") == (2, "", "error: odd\n\nhint: relax-actor --help shows what there is\n")
@@ -267,6 +288,30 @@ def test_a_reader_that_goes_away_ends_the_output_quietly(tmp_path):
     )
 
     assert (done.returncode, done.stdout, done.stderr) == (1, "trainer#1 │ line\n", "")
+
+
+def shell(program: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program, its output buffered, with its streams led elsewhere."""
+    command = f"PYTHONUNBUFFERED= {sys.executable} -c '{program}' {redirection}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", command], check=False, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_stream_that_is_closed_leads_nowhere_and_its_number_is_taken(redirection):
+    program = "import os, sys; from launcher.cli import _open_missing_streams as mend; mend()"
+    program += "; [os.fstat(fd) for fd in range(3)]; sys.exit(None in (sys.stdin, sys.stdout, sys.stderr))"
+
+    assert shell(program, redirection).returncode == 0
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full", "| true", ">&-"])
+def test_output_that_cannot_be_written_does_not_change_the_exit_code(redirection):
+    program = "import sys, time; from launcher import cli; time.sleep(0.1)"
+    program += "; cli._exit_code = lambda _: print(1) or 7; cli.main()"
+
+    done = shell(program, redirection)
+
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_a_stream_that_cannot_be_reconfigured_is_left_alone():

@@ -4,6 +4,8 @@ import io
 import json
 import os
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -85,6 +87,15 @@ def test_a_launch_runs_and_leaves_everything_in_its_folder(request_of, runner, r
     lines = out.getvalue().splitlines()
     assert lines[0] == "run 0011aabb started: async_off_policy, max_staleness 1"
     assert lines[-1].startswith("done: step 1 of 4")
+
+
+def test_a_run_whose_output_cannot_be_written_is_done_all_the_same(request_of, runner, run_dir):
+    code = -1
+    with suppress(OSError), Path("/dev/full").open("w", buffering=1) as out:  # closing it raises, too
+        code = launch(request_of(), out, runner)
+
+    assert code == 0
+    assert (run_dir / "reward.png").exists()
 
 
 def test_a_failed_run_says_why_and_returns_its_code(request_of, runner):

@@ -1,6 +1,7 @@
 """At its end a run leaves a picture, a timeline and last lines that name the outcome."""
 
 import json
+import resource
 
 import pytest
 
@@ -45,6 +46,28 @@ def test_a_report_that_cannot_be_written_is_said_and_fails_nothing(folder, story
 
     assert failures[0].startswith("reward.png was not written: ")
     assert "reward.png" in summary(folder, exit_code=0, reason="", failures=failures)
+
+
+def test_a_run_that_had_been_finished_already_says_so(folder, log_of):
+    log_of(folder.events, {"kind": "run_started", "steps": 4}, {"kind": "checkpoint_loaded", "step": 4})
+
+    last = summary(folder, exit_code=0, reason="").splitlines()[-1]
+
+    assert last == f"done: nothing was left, step 4 of 4 is trained ({folder.path})"
+
+
+def test_a_report_for_which_there_is_no_room_leaves_no_half_of_it(folder, story, log_of):
+    log_of(folder.events, *story)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        failures = write_reports(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert len(failures) == 2
+    names = {path.name.strip(".") for path in folder.path.iterdir()}
+    assert not {"reward.png", "reward.png.new", "timeline.json", "timeline.json.new"} & names
 
 
 def test_a_run_that_is_done_says_so_last(folder, story, log_of):

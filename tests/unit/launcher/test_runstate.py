@@ -152,11 +152,16 @@ def test_an_event_worth_a_line_has_one(story, number, line):
     ("event", "line"),
     [
         ({"kind": "escalated", "supervisor": "run", "reason": "a\nb"}, "run gave up: a\\nb"),
+        ({"kind": "checkpoint_loaded", "step": 3, "path": "p"}, "checkpoint of step 3 loaded: p"),
         ({"kind": "checkpoint_saved", "step": 3, "path": "p"}, "checkpoint of step 3 saved: p"),
         ({"kind": "child_killed", "child": "a", "reason": "b"}, "a is killed: b"),
         (
             {"kind": "host_lost", "host": "a", "actors": 2, "reason": "r"},
             "host a is lost with 2 actors: r",
+        ),
+        (
+            {"kind": "zygote_unfit", "zygote": "torch", "reason": "r"},
+            "zygote torch is not used, its actors start slowly: r",
         ),
         (
             {"kind": "step", "step": 1, "loss": "nan", "skipped": "no signal"},

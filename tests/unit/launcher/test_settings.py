@@ -107,6 +107,11 @@ def test_an_override_is_typed_by_its_field(override, expected):
         ("zzz.learning_rate=1", "the sections are run, model"),
         ("queue.zzzzzzzz=1", "[queue] has storage_path"),
         ("learning_rate=1", "for example train.learning_rate=VALUE"),
+        ("max_stalness=1", "for example run.max_staleness=VALUE"),
+        ("zzzzzzzz=1", "for example train.learning_rate=VALUE"),
+        ("model.path=", '`model.path` must be a path, got ""'),
+        ("queue.storage_path= ", '`queue.storage_path` must be a path, got " "'),
+        ("data.prefix_path=a\0b", "`data.prefix_path` must be a path"),
         ("whatever", "is not of the form section.key=value"),
     ],
 )

@@ -47,4 +47,6 @@ def test_evidence_of_memory_and_devices_comes_first() -> None:
 def test_the_detail_is_the_last_line_and_bounded() -> None:
     assert classify(exited(1, None, "a\nb"), was_told=False).detail == "b"
     assert last_line("") == ""
+    assert last_line("Traceback\nSpaceError: no room\n\nhint: free some\n") == "SpaceError: no room"
+    assert last_line("\n\nhint: alone") == "hint: alone"
     assert len(last_line("x" * 10_000)) == 400

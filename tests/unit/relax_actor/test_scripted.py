@@ -1,5 +1,6 @@
 """What only the scripted engine does: time, scripts, faults and its known distribution."""
 
+import json
 import math
 import subprocess
 import sys
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from relax_actor.config import Config, DataConfig, ModelConfig
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.errors import RequestError
 from relax_actor.engines.scripted import EngineFaults, InjectedFaultError, ScriptedEngine
 from relax_actor.protocol import FinishReason
+from relax_actor.roles.rollout import scripted_vocabulary
 from transport.clock import ManualClock
 
 STOP = 2
@@ -34,6 +37,18 @@ def run(made, *requests):
     while made.in_flight:
         done.update({c.request.key: c for c in made.step()})
     return done
+
+
+def test_its_vocabulary_is_that_of_the_text_model_without_stops_and_placeholders(tmp_path):
+    config = Config(model=ModelConfig(path=str(tmp_path)), data=DataConfig(path=""))
+    text = {"vocab_size": 9, "pad_token_id": 0}
+    models = (text, {"vision_config": {}, "image_token_id": 5, "video_token_id": None, "text_config": text})
+    found = []
+    for model in models:
+        (tmp_path / "config.json").write_text(json.dumps(model))
+        found.append(scripted_vocabulary(config, (1, 2)))
+
+    assert found == [[0, 3, 4, 5, 6, 7, 8], [3, 4, 6, 7, 8]]
 
 
 def test_torch_is_not_imported():
