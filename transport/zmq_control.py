@@ -171,7 +171,7 @@ class ZmqListener:
             socket.close(linger=0)
             raise
         self._socket = socket
-        self._pump = Pump(reader, socket, self._receive, small_frames=2)
+        self._pump = Pump(reader, socket, self._receive, small_frames=1)
         self.oversized_messages = 0
         """Messages that were over the limit and not delivered; their sender has other limits."""
 

@@ -5,7 +5,8 @@ one. So every use of the sockets (send, connect, close, `read`) happens with `lo
 
 The hub stands where an event loop stands for `zmq_pump.Pump`: it watches descriptors, but calls nobody by
 itself. Its own descriptor becomes readable when there is something to do, for any number of threads to wait
-for; whoever wakes calls `read`.
+for; whoever wakes calls `read`. Who waits often has an epoll of its own that mirrors the hub's: an epoll in
+an epoll is dearer, and what the wait found need not be asked for again.
 
 Any use of a socket may consume the edge of its descriptor, and to look whether it did costs more than a
 small send. So a socket stays in doubt while nobody waits: who is about to wait says so by `rest`, which looks
@@ -14,17 +15,21 @@ without a `rest` may wait for ever.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 _log = logging.getLogger(__name__)
 
 _READABLE: Final = select.EPOLLIN
+
+Ready: TypeAlias = Sequence[tuple[int, int]]
+"""What an epoll found: descriptors and events."""
 
 
 class Hub:
@@ -39,6 +44,7 @@ class Hub:
         self._epoll = select.epoll()
         self._kicker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._kicker, _READABLE)
+        self._mirrors: list[select.epoll] = []
         self._readers: dict[int, Callable[[], object]] = {self._kicker: self._kicked}
         self._turns: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._resting: set[int] = set()  # threads
@@ -48,6 +54,13 @@ class Hub:
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `read`."""
         return self._epoll.fileno()
+
+    def mirror(self, epoll: select.epoll) -> None:
+        """Have another epoll find whatever makes the hub's descriptor readable, while both are open."""
+        with self.lock:
+            self._mirrors.append(epoll)
+            for descriptor in self._readers:
+                epoll.register(descriptor, _READABLE)
 
     def rest(self) -> bool:
         """Say that this thread waits for the descriptor from now on; False where it shall `read` instead."""
@@ -61,14 +74,18 @@ class Hub:
         """Say that this thread does not wait any more."""
         self._resting.discard(threading.get_ident())
 
-    def read(self) -> None:
-        """Let every socket that has messages deliver them; never waits for more."""
+    def read(self, ready: Ready | None = None) -> None:
+        """Let every socket that has messages deliver them; never waits for more.
+
+        Args:
+            ready: what a mirror found just now; none has the hub look itself.
+        """
         with self.lock:
             if self._is_closed:
                 return
             self._is_reading = True
             try:
-                for descriptor, _ in self._epoll.poll(0):
+                for descriptor, _ in self._epoll.poll(0) if ready is None else ready:
                     if (reader := self._readers.get(descriptor)) is not None:
                         reader()
                 if self._turns:
@@ -81,6 +98,7 @@ class Hub:
         with self.lock:
             if not self._is_closed:
                 self._is_closed = True
+                self._mirrors.clear()
                 self._epoll.close()
                 os.close(self._kicker)
 
@@ -89,11 +107,13 @@ class Hub:
     def add_reader(self, descriptor: int, callback: Callable[[], object], /) -> None:
         """Call back from `read` when the descriptor is readable."""
         self._readers[descriptor] = callback
-        self._epoll.register(descriptor, _READABLE)
+        for epoll in (self._epoll, *self._mirrors):
+            epoll.register(descriptor, _READABLE)
 
     def remove_reader(self, descriptor: int, /) -> bool:
         """Stop watching a descriptor."""
-        self._epoll.unregister(descriptor)
+        for epoll in (self._epoll, *self._mirrors):
+            epoll.unregister(descriptor)
         return self._readers.pop(descriptor, None) is not None
 
     def call_soon(self, callback: Callable[..., object], /, *args: Any) -> None:
@@ -142,7 +162,8 @@ class Hub:
 
     def _kicked(self) -> None:
         self._is_kicked = False
-        os.eventfd_read(self._kicker)
+        with contextlib.suppress(BlockingIOError):  # another thread that was woken by it was quicker
+            os.eventfd_read(self._kicker)
 
 
 Watcher = asyncio.AbstractEventLoop | Hub

@@ -33,7 +33,6 @@ _LAST_FRAME: Final = int(zmq.NOBLOCK)
 _MORE_FRAMES: Final = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
 _EVENTS: Final = int(zmq.EVENTS)
-_HAS_MORE: Final = int(zmq.RCVMORE)
 
 
 class Pump:
@@ -43,8 +42,7 @@ class Pump:
         loop: who reads: the event loop whose thread owns the socket, or the hub whose lock guards it.
         socket: made, bound or connected by the caller; closed by `close`.
         on_frames: called by the reader with all frames of each message.
-        small_frames: how many frames every message has at least, and begins with, that are rarely large;
-            they are copied, which costs a fraction of what a view of libzmq's memory does.
+        small_frames: how many small frames every message has before its others; they are copied right away.
     """
 
     def __init__(
@@ -53,10 +51,12 @@ class Pump:
         socket: "zmq.Socket[bytes]",
         on_frames: Callable[[list[memoryview]], None],
         *,
-        small_frames: int = 1,
+        small_frames: int = 0,
     ) -> None:
         self._loop, self._socket, self._on_frames = loop, socket, on_frames
         self._small_frames = small_frames
+        # libzmq's own send: what `zmq.Socket` does around it is for sockets of other kinds, and takes time.
+        self._send: Callable[..., object] = super(zmq.Socket, socket).send
         self._descriptor = socket.fileno()
         self._hub = loop if isinstance(loop, Hub) else None
         self._drain_is_due = self._is_in_doubt = False
@@ -74,8 +74,8 @@ class Pump:
         """
         try:
             for frame in frames[:-1]:
-                self._socket.send(frame, _MORE_FRAMES, _is_small(frame))
-            self._socket.send(frames[-1], _LAST_FRAME, _is_small(frames[-1]))
+                self._send(frame, _MORE_FRAMES, _is_small(frame))
+            self._send(frames[-1], _LAST_FRAME, _is_small(frames[-1]))
         finally:  # also where libzmq refused: it may have consumed the edge all the same
             if not (self._drain_is_due or self._is_in_doubt):
                 self._doubt()
@@ -134,9 +134,11 @@ class Pump:
 
     def _receive(self) -> list[memoryview]:
         frames = [memoryview(bytearray(self._socket.recv(_LAST_FRAME))) for _ in range(self._small_frames)]
-        while self._socket.getsockopt(_HAS_MORE):
-            frames.append(_view_of(self._socket.recv(_LAST_FRAME, copy=False)))
-        return frames
+        while True:
+            frame = self._socket.recv(_LAST_FRAME, copy=False)
+            frames.append(_view_of(frame))
+            if not frame.more:  # it comes with the frame; to ask the socket takes longer than the frame
+                return frames
 
     def _deliver(self, frames: list[memoryview]) -> None:
         try:

@@ -15,12 +15,13 @@ import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from relax_actor.actor import wire
 from relax_actor.actor.bulk import NOTHING, BulkPool, BulkViews, Staged
 from relax_actor.actor.callee import Callee
 from relax_actor.actor.caller import RETRY_FULL_S, Caller
+from relax_actor.actor.early_news import EarlyNews
 from relax_actor.actor.io_thread import IoThread
 from relax_actor.actor.lines import HeadLine, Lines
 from relax_actor.actor.outbox import Outbox
@@ -48,10 +49,7 @@ from transport.control import Frames
 from transport.errors import CodecError
 from transport.security import CurveKeys
 from transport.shm import ShmSpace
-from transport.zmq_hub import Hub
-
-EARLY_BYTES: Final = 64 * 1024
-"""The most a death notice takes."""
+from transport.zmq_hub import Hub, Ready
 
 
 class Courier:
@@ -128,7 +126,7 @@ class Courier:
             callee=self._callee,
             refused=self.refused,
         )
-        self._news: set[socket.socket] = set()
+        self._early = EarlyNews(hub, self._decode, self._felt)
         self.watch: Watch
 
     # -- lifetime -------------------------------------------------------------------------------
@@ -151,23 +149,17 @@ class Courier:
         """Where peers on other hosts reach this process, with the port it got."""
         return self._sockets.remote_address
 
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while there is something to `read`; see `Hub.rest`."""
-        return self._hub.fileno()
-
     def hear_early(self, news: socket.socket) -> None:
         """Hear of deaths on this host as soon as they are felt, until the other end is closed.
 
         Args:
             news: not blocking; a datagram is a record. It is the courier's from now on.
         """
-        with self._lock:
-            self._news.add(news)
-            self._hub.add_reader(news.fileno(), lambda: self._heard_early(news))
+        self._early.hear(news)
 
-    def read(self) -> None:
-        """Take in what has come, and tell callers whose calls ended; any thread."""
-        self._hub.read()
+    def read(self, ready: Ready | None = None, /) -> None:
+        """Take in what has come, and tell callers whose calls ended; any thread. See `Hub.read`."""
+        self._hub.read(ready)
         self._settle()
 
     def rename(self, holder: Holder) -> None:
@@ -204,8 +196,7 @@ class Courier:
             self._pool.close()
             self._sockets.close()
             self._hub.close()
-            for news in self._news:
-                news.close()
+            self._early.close()
         self._settle()
 
     # -- speaking; any thread ---------------------------------------------------------------------
@@ -287,18 +278,10 @@ class Courier:
             case _:
                 self.run_soon(self._on_record, peer, record, frames[1:])
 
-    def _heard_early(self, news: socket.socket) -> None:
+    def _felt(self, dying: Dying) -> None:
         """Take a death notice, for the calls in hand; the rest is done when it comes over the line."""
-        try:
-            frame = news.recv(EARLY_BYTES)
-        except BlockingIOError:
-            return
-        if not frame:
-            self._hub.remove_reader(news.fileno())
-            self._news.remove(news)
-            news.close()
-        elif isinstance(record := self._decode([frame]), Dying) and self._calls.knows(record.name):
-            self.caller.dying(record)
+        if self._calls.knows(dying.name):
+            self.caller.dying(dying)
 
     def _heard_head(self, frames: Frames) -> None:
         record, frames = self._decode(frames), frames[1:]

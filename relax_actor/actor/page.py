@@ -24,6 +24,7 @@ import msgspec
 
 from relax_actor.actor.robust import MUTEX_BYTES, RobustMutex, Semaphore
 from relax_actor.actor.wire import CallMark, Dying
+from relax_actor.actor.work import WorkWriter, padded, text_of
 from relax_actor.errors import Executed
 from transport.segment import Segment, SegmentMissingError
 from transport.shm import ShmSpace
@@ -124,7 +125,11 @@ def held(segment: Segment) -> Semaphore:
 
 
 class PageWriter:
-    """The actor's own end of its page. A fork of the actor has none: there every method does nothing."""
+    """The actor's own end of its page. A fork of the actor has none: there every method does nothing.
+
+    Attributes:
+        work: the part that says whether the actor hangs.
+    """
 
     def __init__(self, space: ShmSpace, name: str, incarnation: int, devices: str = "") -> None:
         self._segment = space.attach(space.name(name, incarnation, LABEL), writable=True)
@@ -132,9 +137,10 @@ class PageWriter:
         self._number = self._progress_number = self._overflowed = 0
         self._slots: dict[tuple[str, int], tuple[int, int]] = {}  # sender: key, first word of its slot
         self._methods: dict[str, bytes] = {}
+        self.work = WorkWriter(self._segment.buf)
         self._use(self._segment.buf)
         _HEAD.pack_into(self._memory, _HEAD_AT, _MAGIC, incarnation, os.getpid())
-        self._memory[_DEVICES_AT : _DEVICES_AT + DEVICES_BYTES] = _padded(devices, DEVICES_BYTES)
+        self._memory[_DEVICES_AT : _DEVICES_AT + DEVICES_BYTES] = padded(devices, DEVICES_BYTES)
         self.set_state(PageState.STARTING)
         os.register_at_fork(after_in_child=self._abandon)
 
@@ -173,8 +179,9 @@ class PageWriter:
     def progress(self, text: str) -> None:
         """Say in the user's own words how far the work has come."""
         self._progress_number = number = self._progress_number + 1
-        data = _padded(text, PROGRESS_BYTES)
-        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, number, time.monotonic(), data, number)
+        data, now = padded(text, PROGRESS_BYTES), time.monotonic()
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, number, now, data, number)
+        self.work.moved(now)
 
     def tick(self, mailbox_messages: int, tasks: int) -> None:
         """Say that the I/O thread runs, and how much waits."""
@@ -192,13 +199,14 @@ class PageWriter:
         return key, word
 
     def _new_method(self, method: str) -> bytes:
-        return self._methods.setdefault(method, _padded(method, METHOD_BYTES))
+        return self._methods.setdefault(method, padded(method, METHOD_BYTES))
 
     def _use(self, memory: memoryview) -> None:
         self._memory, self._words = memory, memory.cast("Q")
 
     def _abandon(self) -> None:
         self._use(memoryview(bytearray(PAGE_BYTES)))  # the page is the parent's; the child writes to nothing
+        self.work.use(self._memory)
 
 
 class PageView:
@@ -269,7 +277,7 @@ def read(data: bytes, again: Any = None) -> PageRecord | None:
         tick_s=tick_s,
         mailbox_messages=mailbox,
         tasks=tasks,
-        devices=_text(data[_DEVICES_AT : _DEVICES_AT + DEVICES_BYTES]),
+        devices=text_of(data[_DEVICES_AT : _DEVICES_AT + DEVICES_BYTES]),
         marks=marks,
         marks_are_complete=state < _OVERFLOWED,
         **_call(data, marks),
@@ -286,7 +294,7 @@ def _call(data: bytes, marks: tuple[CallMark, ...]) -> dict[str, Any]:
         "calls_begun": number,
         "call_id": call_id,
         "call_sender": sender,
-        "method": _text(method),
+        "method": text_of(method),
         "method_since_s": since_s,
     }
 
@@ -295,7 +303,7 @@ def _progress(data: bytes) -> dict[str, Any]:
     _, at_s, text, _ = _PROGRESS.unpack_from(data, _PROGRESS_AT)
     if not _is_steady(_PROGRESS, data, _PROGRESS_AT):
         return {}
-    return {"progress": _text(text), "progress_at_s": at_s}
+    return {"progress": text_of(text), "progress_at_s": at_s}
 
 
 def _marks(data: bytes) -> tuple[CallMark, ...]:
@@ -305,13 +313,3 @@ def _marks(data: bytes) -> tuple[CallMark, ...]:
 
 def _is_steady(record: struct.Struct, data: bytes, at: int) -> bool:
     return data[at : at + 8] == data[at + record.size - 8 : at + record.size]
-
-
-def _padded(text: str, nbytes: int) -> bytes:
-    """Return as much of a text as fits, whole characters only, filled up with zeros."""
-    data = text.encode("utf-8", "replace")[:nbytes].decode("utf-8", "ignore").encode()
-    return data.ljust(nbytes, b"\0")
-
-
-def _text(data: bytes) -> str:
-    return data.rstrip(b"\0").decode("utf-8", "replace")

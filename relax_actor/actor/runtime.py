@@ -111,7 +111,7 @@ class _Process(Callee):
         self._mailbox = Mailbox(self._courier.say)
         events = EventLog(Path(config.run_dir) / "events.jsonl", spawn.name, spawn.incarnation)
         self._fence = Fence(config.lease, self._page, Path(spawn.crash), events)
-        self._duty = Duty(self._courier, self.gang, spawn.hang_after_s)
+        self._duty = Duty(self._page.work, self.gang, spawn.hang_after_s)
         self._execution = Execution(
             self._courier.serving, self._page, self._duty, self.gang, events, on_fatal=self._fatal
         )
@@ -158,16 +158,13 @@ class _Process(Callee):
             self._actor = self._execution.actor = self._turns.actor = self._construct(codec.unpack(arguments))
             if self._spawn.is_spare:
                 await self._await_promotion()
-            self._duty.start(self._holder)
-            self._loop.add_reader(self._courier.fileno(), self._turns.read)
-            self._selector.watch = self._courier.watch
+            self._selector.wait_for_messages(self._courier.watch, self._turns.read)
             self._page.set_state(PageState.READY)
             self._courier.tell_head(self._ready())
             await self._turns.serve()
             self._actor.on_stop(self._stop_reason)
         finally:
-            self._selector.watch = None
-            self._loop.remove_reader(self._courier.fileno())
+            self._selector.wait_for_no_messages()
             self._courier.stop()
             self._context.events.close()
         return 0
@@ -310,7 +307,6 @@ class _Process(Callee):
 
     def progress(self, text: str) -> None:
         self._page.progress(text)
-        self._duty.progress(text)
 
     def cancelled(self) -> bool:
         return self._execution.running is not None and self._execution.running.is_cancelled

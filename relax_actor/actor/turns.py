@@ -13,6 +13,7 @@ from relax_actor.actor.gang import Gang
 from relax_actor.actor.mailbox import Mailbox
 from relax_actor.actor.wire import PeerGone, Regroup
 from relax_actor.telemetry import EventLog
+from transport.zmq_hub import Ready
 
 MESSAGES_BETWEEN_STEPS = 64
 """How many waiting messages are handled before `step` gets its turn."""
@@ -25,7 +26,7 @@ class Turns:
         mailbox: what waits.
         execution: carries out calls.
         courier: is read while there is nothing to do.
-        duty: tells the watchdog what the thread is at.
+        duty: writes down what the thread is at.
         gang: without which a rank does nothing.
         events: where a spoiled step is logged.
         is_rank: whether this actor is a rank of a gang.
@@ -69,11 +70,15 @@ class Turns:
         if self._timer is not None:
             self._timer.cancel()
 
-    def read(self) -> None:
-        """Read the sockets, and take a turn if there is something to do."""
+    def read(self, ready: Ready) -> None:
+        """Read the sockets that were found ready, and take a turn if there is something to do.
+
+        Args:
+            ready: see `Hub.read`.
+        """
         self._reads_now = True  # a turn that becomes due in here needs no wake-up
         try:
-            self._courier.read()
+            self._courier.read(ready)
         finally:
             self._reads_now = False
         if self._is_due:

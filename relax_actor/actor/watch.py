@@ -9,6 +9,10 @@ succession until then, it looks less often, and the first delay may be twice `LI
 States. On duty: the I/O loop watches the hub. Off duty: somebody `rests` on the hub, or did a moment ago; a
 timer of the I/O loop looks after `CHECK_S` whether that is still so. While somebody rests and nothing
 happens there is no timer: whoever wakes from a rest starts it.
+
+Who rests does so in an epoll that mirrors the hub's. An actor's main loop does so in its selector and hands
+what it found over before `select` returns: a turn of the loop between a message and its answer takes longer
+than most of what happens there.
 """
 
 import asyncio
@@ -17,13 +21,21 @@ import select
 import selectors
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from transport.zmq_hub import Hub
+from transport.zmq_hub import Hub, Ready
 
 CHECK_S: Final = 0.002
 LIVELY_CHECK_S: Final = 0.008
 """How seldom it is looked at who comes and goes; each look interrupts the thread that works."""
+
+
+class Read(Protocol):
+    """Reads the sockets, and tells callers what their calls became; any thread."""
+
+    def __call__(self, ready: Ready | None = None, /) -> object:
+        """Read those that were found ready; None: look for them."""
+        ...
 
 
 class Watch:
@@ -32,17 +44,17 @@ class Watch:
     Args:
         loop: of the I/O thread.
         hub: the sockets.
-        read: reads them and tells callers what their calls became; any thread.
+        read: reads them.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, read: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, read: Read) -> None:
         self._loop, self._hub, self._read = loop, hub, read
         self._entrance = threading.Lock()
         # The reader's own bell: another thread that reads would silence the hub's before the reader is awake.
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._bed = select.epoll()
         self._bed.register(self._bell, select.EPOLLIN)
-        self._bed.register(hub.fileno(), select.EPOLLIN)
+        hub.mirror(self._bed)
         self._reader: int | None = None  # ident of the thread in `wait_until`
         self._others = 0  # threads that wait for a reply without reading
         self._reader_rests = self._loop_rests = False
@@ -53,10 +65,6 @@ class Watch:
     def __del__(self) -> None:
         self._bed.close()
         os.close(self._bell)
-
-    def fileno(self) -> int:
-        """Return the hub's descriptor."""
-        return self._hub.fileno()
 
     # -- threads that wait ------------------------------------------------------------------------
 
@@ -84,15 +92,15 @@ class Watch:
         """Wait for messages, at most so long, and read them; only after `enter` returned True."""
         self._reader_rests = True
         try:
-            if self._hub.rest():
-                for descriptor, _ in self._bed.poll(timeout_s):
-                    if descriptor == self._bell:
-                        os.eventfd_read(self._bell)
+            ready: Ready = self._bed.poll(timeout_s) if self._hub.rest() else ()
         finally:
             self._hub.wake()
             self._reader_rests = False
             self.stir()
-        self._read()
+        for descriptor, _ in ready:
+            if descriptor == self._bell:
+                os.eventfd_read(self._bell)
+        self._read(ready)
 
     def wake_reader(self) -> None:
         """Let the thread that rests look at its reply again, if it is another than this one."""
@@ -100,6 +108,10 @@ class Watch:
             os.eventfd_write(self._bell, 1)
 
     # -- an event loop that rests on the hub ----------------------------------------------------------
+
+    def mirror(self, epoll: select.epoll) -> None:
+        """Have the loop's epoll find messages."""
+        self._hub.mirror(epoll)
 
     def fell_asleep(self) -> bool:
         """The loop waits, the hub among what it waits for; False where it shall read instead."""
@@ -159,22 +171,50 @@ class Watch:
 
 
 class RestingSelector(selectors.EpollSelector):
-    """The selector of an actor's main loop; it tells the watch when its loop waits.
+    """The selector of an actor's main loop: waits for the loop's own descriptors and for messages.
 
-    Attributes:
-        watch: whom to tell, once there is one.
+    Counts as one who reads while it waits. Messages have no key: they are handed over from inside `select`,
+    where whoever gets them may use the loop as a callback of it may.
     """
 
-    watch: Watch | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self._bed = select.epoll()
+        self._own = self.fileno()
+        self._bed.register(self._own, select.EPOLLIN)
+        self._watch: Watch | None = None
+        self._on_messages: Callable[[Ready], object]
+
+    def wait_for_messages(self, watch: Watch, on_messages: Callable[[Ready], object]) -> None:
+        """Wait for messages, too, from now on.
+
+        Args:
+            watch: told when the loop waits.
+            on_messages: called with what was found; what it raises ends the loop.
+        """
+        watch.mirror(self._bed)
+        self._watch, self._on_messages = watch, on_messages
+
+    def wait_for_no_messages(self) -> None:
+        """Wait only for what the loop watches."""
+        self._watch = None
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._bed.close()
+        super().close()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait, and count as one who would read."""
-        watch = self.watch
+        """Wait, and hand over what was found."""
+        watch = self._watch
         if watch is None:
             return super().select(timeout)
         try:
-            if watch.fell_asleep():
-                return super().select(timeout)
-            return [*super().select(0), (self.get_key(watch.fileno()), selectors.EVENT_READ)]
+            reads_now = not watch.fell_asleep()
+            ready = self._bed.poll(0 if reads_now else timeout)
         finally:
             watch.woke()
+        is_loops = any(descriptor == self._own for descriptor, _ in ready)
+        if reads_now or len(ready) > is_loops:
+            self._on_messages(ready)
+        return super().select(0) if is_loops else []

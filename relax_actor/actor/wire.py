@@ -251,34 +251,6 @@ class Promote(Record, frozen=True, kw_only=True, tag="promote"):
     incarnation: int
 
 
-class Began(Record, frozen=True, kw_only=True, tag="began"):
-    """Actor to head: a method with a limit begins."""
-
-    name: str
-    incarnation: int
-    call: str
-    method: str
-    max_runtime_s: float
-
-
-class Ended(Record, frozen=True, kw_only=True, tag="ended"):
-    """Actor to head: that method is over."""
-
-    name: str
-    incarnation: int
-    call: str
-
-
-class Beat(Record, frozen=True, kw_only=True, tag="beat"):
-    """Actor to head: whether its main thread is busy, with what, and how much it has done so far."""
-
-    name: str
-    incarnation: int
-    is_busy: bool
-    done: int
-    doing: str
-
-
 class GangAbort(Record, frozen=True, kw_only=True, tag="gang_abort"):
     """Head to a surviving rank's I/O thread: this epoch's group is broken."""
 
@@ -364,6 +336,14 @@ class Seen(Record, frozen=True, kw_only=True, tag="seen"):
     sight: bytes = b""  # JSON, see `node.sight`; empty where there is no such host
 
 
+class Hung(Record, frozen=True, kw_only=True, tag="hung"):
+    """Node agent to head: the actor's page says that it hangs."""
+
+    name: str
+    incarnation: int
+    why: str
+
+
 AnyRecord = (
     AgentReady
     | Spawned
@@ -385,9 +365,6 @@ AnyRecord = (
     | Dying
     | SpareReady
     | Promote
-    | Began
-    | Ended
-    | Beat
     | GangAbort
     | Released
     | Regroup
@@ -399,6 +376,7 @@ AnyRecord = (
     | Meeting
     | Look
     | Seen
+    | Hung
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

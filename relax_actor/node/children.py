@@ -19,11 +19,12 @@ import msgspec
 
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
-from relax_actor.actor.wire import Dying, Exited, Look, NodeConfig, Promote, Record, Seen, Spawn
+from relax_actor.actor.wire import Dying, Exited, Hung, Look, NodeConfig, Promote, Record, Seen, Spawn
 from relax_actor.node import cgroup, process, strays
 from relax_actor.node.devices import RELEASE_DEADLINE_S, DeviceGate, await_release
 from relax_actor.node.dump import dump_stacks
 from relax_actor.node.early import EarlyWord
+from relax_actor.node.hangs import HangWatch
 from relax_actor.node.sight import Watched, sight_of
 from relax_actor.node.watch import DeathWatch
 from transport.segment import Segment, SegmentError
@@ -83,6 +84,7 @@ class Children:
         self._unborn: dict[tuple[str, int], Segment] = {}  # pages of those who are not forked yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._hangs = HangWatch(self._loop, self._hung)
 
     # -- birth ----------------------------------------------------------------------------------
 
@@ -115,6 +117,7 @@ class Children:
         child = self._children[key] = _Child(spawn, pid, pidfd, segment, DeathWatch(segment))
         child.watch.start(lambda: self._felt(child))
         self._loop.add_reader(child.pidfd, self._died, child)
+        self._hangs.watch(key, segment, spawn.hang_after_s)
         return ""
 
     def hold_until(self, until_s: float) -> None:
@@ -138,6 +141,11 @@ class Children:
     async def _look(self, look: Look, watched: Watched) -> None:
         self._say(Seen(id=look.id, sight=msgspec.json.encode(await sight_of(look, watched))))
 
+    def _hung(self, key: tuple[str, int], why: str) -> None:
+        """Tell the head who hangs; it decides what follows."""
+        name, incarnation = self._children[key].promoted_to or key
+        self._say(Hung(name=name, incarnation=incarnation, why=why))
+
     # -- forced ends ----------------------------------------------------------------------------
 
     def kill(self, name: str, incarnation: int) -> None:
@@ -147,6 +155,7 @@ class Children:
             return
         is_dump_due = not child.is_killed and not child.is_dying and self._can_dump(child)
         child.is_killed = True
+        self._hangs.forget(child.key)
         if is_dump_due:
             self._run(self._dump_and_kill(child))
         else:
@@ -194,6 +203,7 @@ class Children:
         """Tell the head, once, that an actor takes no more calls, and what its page says of them."""
         if not child.is_dying:
             child.is_dying = True
+            self._hangs.forget(child.key)
             self._say(notice)
 
     def _died(self, child: _Child) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from relax_actor.actor import wire
 from relax_actor.node.names import file_stem
-from relax_actor.supervision.fleet import Key, Place
 from relax_actor.supervision.host import actor_address
+from relax_actor.supervision.site import Key, Place
 from relax_actor.supervision.spec import ChildSpec
 
 

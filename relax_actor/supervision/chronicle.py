@@ -11,7 +11,8 @@ from relax_actor.node.names import file_stem
 from relax_actor.supervision.births import rename_files
 from relax_actor.supervision.crash import CrashGatherer, Death
 from relax_actor.supervision.events import Exit
-from relax_actor.supervision.fleet import Fleet, Key
+from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.site import Key
 from relax_actor.supervision.status import NodeStatus
 from relax_actor.telemetry import EventLog
 

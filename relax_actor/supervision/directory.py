@@ -10,7 +10,7 @@ from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import PeerUp, Record
 from relax_actor.ids import Holder
-from relax_actor.supervision.fleet import Key
+from relax_actor.supervision.site import Key
 
 
 class Directory:

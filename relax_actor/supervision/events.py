@@ -92,7 +92,7 @@ class Dying(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody saw that an actor cannot go on, such as the watchdog a hang: it is to be killed for it."""
+    """Somebody saw that an actor cannot go on, such as a node agent a hang: it is to be killed for it."""
 
     name: str
     incarnation: int

@@ -9,37 +9,23 @@ Every method runs in the courier's loop thread.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
-
-import msgspec
 
 from relax_actor.actor import wire
 from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, Record
 from relax_actor.node.lease import Grants
 from relax_actor.node.names import agent_identity
-from relax_actor.supervision.host import AgentProcess
 from relax_actor.supervision.hosts import Host, choose
+from relax_actor.supervision.site import Agent, Key, Place, Site
 from relax_actor.telemetry import EventLog
 from transport.control import Frames
-from transport.shm import ShmSpace
 
 REJOIN_S = 1.0
 """How long after a host was lost an agent is started there again; doubling to `REJOIN_MAX_S`."""
 
 REJOIN_MAX_S = 30.0
-
-Key = tuple[str, int]
-"""Name and incarnation of an actor."""
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the files of a joined host's actors go."""
-
-    socket_dir: str
-    run_dir: str
 
 
 class Tree(Protocol):
@@ -62,31 +48,6 @@ class Tree(Protocol):
         ...
 
 
-class _Agent:
-    """One incarnation of a host's node agent."""
-
-    def __init__(self, process: AgentProcess, identity: bytes, incarnation: int) -> None:
-        self.process, self.identity, self.incarnation = process, identity, incarnation
-        self.joined: wire.AgentReady | None = None
-        self.is_over = False  # its process has ended, which may not prove anything
-
-
-class _Site:
-    """A host, its agent if there is one, and the actors that were placed there."""
-
-    def __init__(self, host: Host) -> None:
-        self.host = host
-        self.agent: _Agent | None = None
-        self.incarnation = 0
-        self.rejoins = 0
-        self.actors: dict[Key, int] = {}  # pid, or 0 while it is not known
-        self.waiting: dict[Key, Callable[[Place], None]] = {}
-
-    @property
-    def joined(self) -> wire.AgentReady | None:
-        return self.agent.joined if self.agent else None
-
-
 class Fleet:
     """All hosts of a tree.
 
@@ -97,10 +58,10 @@ class Fleet:
     """
 
     def __init__(self, hosts: Sequence[Host], config: NodeConfig, events: EventLog) -> None:
-        self._sites = {host.name: _Site(host) for host in hosts}
+        self._sites = {host.name: Site(host, config) for host in hosts}
         self._config, self._events = config, events
         self._grants = Grants(config.lease, time.monotonic())
-        self._by_identity: dict[bytes, _Site] = {}
+        self._by_identity: dict[bytes, Site] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._is_barrier_up = True
         self._is_closed = False
@@ -142,17 +103,16 @@ class Fleet:
         joined = {name for name, site in self._sites.items() if site.joined}
         chosen = choose(hosts or (next(iter(self._sites)),), replica, joined)
         self._sites[chosen].actors[key] = 0
-        if self._sites[chosen].host.prefix:
+        if self._sites[chosen].is_remote:
             self._courier.lines.open(_peer(key), self._config.epoch, key[1])
         return chosen
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
         """Run `action` once the host of `key` has joined: now, or when it comes back."""
         site = self._site_of(key)
-        if site is not None and site.joined:
-            action(self._place_of(site))
-        elif site is not None:
+        if site is not None:
             site.waiting[key] = action
+            site.let_in()
 
     def say(self, key: Key, record: Record, frames: Frames = ()) -> None:
         """Give an order about an actor to the agent of its host."""
@@ -176,7 +136,7 @@ class Fleet:
         site = self._site_of(old)
         if site is not None:
             site.actors[new] = site.actors.pop(old)
-            if site.host.prefix:
+            if site.is_remote:
                 self._courier.lines.open(_peer(new), self._config.epoch, new[1])
 
     def gone(self, key: Key) -> None:
@@ -192,9 +152,9 @@ class Fleet:
     def host_of(self, key: Key | None) -> str | None:
         """Return the host of an actor, or of the head for None; None where it is not there (any more)."""
         if key is None:
-            return next((name for name, site in self._sites.items() if not site.host.prefix), None)
+            return next((name for name, site in self._sites.items() if not site.is_remote), None)
         site = self._site_of(key)
-        return site.host.name if site else None
+        return site.name if site else None
 
     def ask_host(self, name: str, record: Record) -> bool:
         """Ask the agent of a host something; False where there is none."""
@@ -207,19 +167,15 @@ class Fleet:
     def whereabouts(self, key: Key) -> dict[str, str]:
         """Return what people need to find an actor: its host by both names, and the log's folder there."""
         site = self._site_of(key)
-        if site is None or site.joined is None:
+        if site is None or site.joined is None or site.place is None:
             return {}
-        return {"site": site.host.name, "host": site.joined.node, "run_dir": self._place_of(site).run_dir}
+        return {"site": site.name, "host": site.joined.node, "run_dir": site.place.run_dir}
 
-    def _place_of(self, site: _Site) -> Place:
-        assert site.joined is not None  # noqa: S101 - asked for joined hosts only
-        return Place(socket_dir=site.joined.socket_dir, run_dir=site.host.run_dir or self._config.run_dir)
-
-    def _site_of(self, key: Key) -> _Site | None:
+    def _site_of(self, key: Key) -> Site | None:
         return next((site for site in self._sites.values() if key in site.actors), None)
 
-    def _never_started(self, site: _Site, key: Key) -> None:
-        self._tree.actors_lost([key], f"host {site.host.name} did not come back")
+    def _never_started(self, site: Site, key: Key) -> None:
+        self._tree.actors_lost([key], f"host {site.name} did not come back")
 
     # -- what agents say ------------------------------------------------------------------------
 
@@ -230,7 +186,7 @@ class Fleet:
             return False
         match record:
             case wire.Renew():
-                self._grants.grant(site.host.name, time.monotonic())
+                self._grants.grant(site.name, time.monotonic())
             case wire.AgentReady():
                 self._joined(site, site.agent, record)
             case _:
@@ -244,57 +200,35 @@ class Fleet:
             self._events.emit("peer_refused", peer=name)
         self.refused[name] = self.refused.get(name, 0) + 1
 
-    def _joined(self, site: _Site, agent: _Agent, record: wire.AgentReady) -> None:
+    def _joined(self, site: Site, agent: Agent, record: wire.AgentReady) -> None:
         agent.joined = record
         agent.process.agent_pid = record.pid
         site.rejoins = 0
-        self._grants.grant(site.host.name, time.monotonic())
+        self._grants.grant(site.name, time.monotonic())
         self._events.emit(
             "host_joined",
-            host=site.host.name,
+            host=site.name,
             agent=agent.incarnation,
             agent_pid=record.pid,
             node=record.node,
-            shm_root=site.host.shm_root or self._config.shm_root,
+            shm_root=site.shm_root,
         )
-        waiting, site.waiting = site.waiting, {}
-        for action in waiting.values():
-            action(self._place_of(site))
+        site.let_in()
         if self._is_barrier_up and all(each.joined for each in self._sites.values()):
             self._is_barrier_up = False
             self._tree.all_joined()
 
     # -- agents come and go ---------------------------------------------------------------------
 
-    def _start_agent(self, site: _Site) -> None:
-        site.incarnation += 1
-        name = agent_identity(site.host.name, site.incarnation)
-        suffix = f"-{site.host.name}" if site.host.prefix else ""
-        log = Path(self._config.run_dir) / "logs" / f"agent{suffix}.log"
-        process = AgentProcess(self._config_of(site), site.host.prefix, site.host.interpreter, log)
-        self._courier.lines.open(name, self._config.epoch, site.incarnation)
-        site.agent = _Agent(process, name, site.incarnation)
-        self._by_identity[name] = site
-        self._courier.loop.add_reader(process.pidfd, self._process_ended, site)
-        self._courier.hear_early(process.news)
-        self._later(self._config.join_timeout_s, self._is_late, site, site.agent)
+    def _start_agent(self, site: Site) -> None:
+        agent = site.start_agent(str(self._courier.remote_address))
+        self._courier.lines.open(agent.identity, self._config.epoch, agent.incarnation)
+        self._by_identity[agent.identity] = site
+        self._courier.loop.add_reader(agent.process.pidfd, self._process_ended, site)
+        self._courier.hear_early(agent.process.news)
+        self._later(self._config.join_timeout_s, self._is_late, site, agent)
 
-    def _config_of(self, site: _Site) -> NodeConfig:
-        host, config = site.host, self._config
-        common = msgspec.structs.replace(
-            config,
-            host=host.name,
-            agent_incarnation=site.incarnation,
-            listen=host.address,
-            shm_root=host.shm_root or config.shm_root,
-            run_dir=host.run_dir or config.run_dir,
-        )
-        if not host.prefix:
-            return common
-        head = str(self._courier.remote_address)
-        return msgspec.structs.replace(common, head=head, head_pid=0, socket_dir="")
-
-    def _process_ended(self, site: _Site) -> None:
+    def _process_ended(self, site: Site) -> None:
         agent = site.agent
         assert agent is not None  # noqa: S101 - its pidfd is watched for as long as there is one
         self._courier.loop.remove_reader(agent.process.pidfd)
@@ -304,7 +238,7 @@ class Fleet:
         elif agent.process.proves_the_end or agent.joined is None:
             self._lost(site, f"its node agent ended with {how}")
         else:  # the way to it is gone; it runs on until its lease is over
-            self._events.emit("host_unreachable", host=site.host.name, reason=how)
+            self._events.emit("host_unreachable", host=site.name, reason=how)
 
     def _look_later(self) -> None:
         self._later(self._config.lease.renew_s / 2, self._look)
@@ -316,46 +250,40 @@ class Fleet:
                 self._expired(site, site.agent)
         self._look_later()
 
-    def _expired(self, site: _Site, agent: _Agent) -> None:
+    def _expired(self, site: Site, agent: Agent) -> None:
         reason = f"it renewed no lease for {self._config.lease.patience_s:g} s"
         if not agent.is_over:
             agent.process.kill()
-            if not site.host.prefix:  # the kernel will say when it is gone
+            if not site.is_remote:  # the kernel will say when it is gone
                 return
             self._courier.loop.remove_reader(agent.process.pidfd)
             agent.process.reap()
         self._lost(site, reason)
 
-    def _lost(self, site: _Site, reason: str) -> None:
+    def _lost(self, site: Site, reason: str) -> None:
         """Forget the agent and its actors, which are gone by now, and try to start another."""
-        name = site.host.name
+        name = site.name
         self._grants.withdraw(name)
         self._courier.lines.close(agent_identity(name, site.incarnation))
         self._by_identity.pop(agent_identity(name, site.incarnation), None)
         joined, site.agent = site.joined, None
         lost = [key for key in site.actors if key not in site.waiting]
         self._events.emit("host_lost", host=name, agent=site.incarnation, reason=reason, actors=len(lost))
-        self._sweep(site, lost)
-        if joined and not site.host.prefix:
+        site.sweep(lost)
+        if joined and not site.is_remote:
             self._start_agent(site)
         else:
             self._later(min(REJOIN_S * 2.0**site.rejoins, REJOIN_MAX_S), self._rejoin, site)
             site.rejoins += 1
         self._tree.actors_lost(lost, f"{name}: {reason}")
 
-    def _rejoin(self, site: _Site) -> None:
+    def _rejoin(self, site: Site) -> None:
         if not self._is_closed:
             self._start_agent(site)
 
-    def _sweep(self, site: _Site, actors: Iterable[Key]) -> None:
-        if not site.host.prefix:
-            space = ShmSpace(self._config.run_id, site.host.shm_root or self._config.shm_root)
-            for key in actors:
-                space.sweep(*key)
-
     # -- the join barrier -----------------------------------------------------------------------
 
-    def _is_late(self, site: _Site, agent: _Agent) -> None:
+    def _is_late(self, site: Site, agent: Agent) -> None:
         if self._is_barrier_up:
             self._give_up()
         elif site.agent is agent and not agent.joined:
@@ -365,7 +293,7 @@ class Fleet:
         self._is_barrier_up = False
         missing = [site for site in self._sites.values() if not site.joined]
         count = f"{len(self._sites) - len(missing)} of {len(self._sites)} hosts joined"
-        self._tree.not_joined(f"{count}; missing: {', '.join(map(_describe, missing))}")
+        self._tree.not_joined(f"{count}; missing: {', '.join(each.describe() for each in missing)}")
 
     def _later(self, delay_s: float, action: Callable[..., None], *args: object) -> None:
         def run() -> None:
@@ -378,12 +306,3 @@ class Fleet:
 
 def _peer(key: Key) -> bytes:
     return f"{key[0]}#{key[1]}".encode()
-
-
-def _describe(site: _Site) -> str:
-    if site.agent is None:
-        return site.host.name
-    process = site.agent.process
-    lines = process.log.read_text(errors="replace").rstrip().splitlines()
-    quoted = f'last log: "{lines[-1][:400]}"' if lines else f"nothing in {process.log}"
-    return f"{site.host.name} ({process.state}, {quoted})"

@@ -12,8 +12,7 @@ import secrets
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +27,7 @@ from relax_actor.ids import Holder
 from relax_actor.node import remains
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision import events
+from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
 from relax_actor.supervision.fleet import Fleet
@@ -96,7 +96,7 @@ class Supervisor:
         self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
         self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
         self._hook, self._hook_s, self._stop_total_s = on_failure, on_failure_s, stop_total_s
-        self._changed = threading.Condition()
+        self._changes = Changes()
         self._courier: Courier
         self._shell: TreeShell
         self._open = False
@@ -119,7 +119,7 @@ class Supervisor:
         )
         events_log = EventLog(self.run_dir / "events.jsonl", "head", config.epoch)
         fleet = Fleet(self._hosts, config, events_log)
-        self._shell = TreeShell(self._policy, fleet, config, events_log, self._notify, self._hook)
+        self._shell = TreeShell(self._policy, fleet, config, events_log, self._changes.tell, self._hook)
         self._courier = Courier(
             Holder("head", config.epoch),
             config.run_mark,
@@ -156,7 +156,9 @@ class Supervisor:
         Raises:
             StartFailed: the tree ended before that, or the time is over; says who was late.
         """
-        ready = self._wait(lambda: self._shell.is_ready or self._shell.finished is not None, timeout_s)
+        ready = self._changes.wait_for(
+            lambda: self._shell.is_ready or self._shell.finished is not None, timeout_s
+        )
         if self._shell.is_ready:
             return
         if ready and self._shell.finished is not None:
@@ -168,7 +170,7 @@ class Supervisor:
 
     def wait(self, timeout_s: float | None = None) -> Finished | None:
         """Return how the tree ended, or None if it still runs after `timeout_s`."""
-        self._wait(lambda: self._shell.finished is not None, timeout_s)
+        self._changes.wait_for(lambda: self._shell.finished is not None, timeout_s)
         return self._shell.finished
 
     def stop(self, reason: str = "stop requested") -> None:
@@ -301,17 +303,3 @@ class Supervisor:
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""
         return self._shell.pid(name)
-
-    def _wait(self, condition: Callable[[], bool], timeout_s: float | None) -> bool:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
-            while not condition():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._changed.wait(min(left, 1.0) if left is not None else 1.0)
-        return True
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()

@@ -21,13 +21,14 @@ from relax_actor.supervision.births import spawn_record
 from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.directory import Directory, identity_of
-from relax_actor.supervision.fleet import Fleet, Key, Place
-from relax_actor.supervision.hangs import HangWatch
+from relax_actor.supervision.fleet import Fleet
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.policy import TreePolicy
+from relax_actor.supervision.roster import Roster
 from relax_actor.supervision.sights import Sights
+from relax_actor.supervision.site import Key, Place
 from relax_actor.supervision.spec import ChildSpec
 from relax_actor.telemetry import EventLog
 from transport import codec
@@ -64,11 +65,7 @@ class TreeShell:
         self._sights: Sights
         self._directory: Directory
         self._timers: dict[str, Any] = {}
-        self._born: dict[Key, wire.Spawned] = {}
-        self._ready: set[tuple[str, int]] = set()
-        self._told_to_stop: set[tuple[str, int]] = set()
-        self._promoted: dict[tuple[str, int], str] = {}  # to the name it had as a spare
-        self._hangs = HangWatch(self._hung)
+        self._roster = Roster()
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
@@ -80,7 +77,6 @@ class TreeShell:
         self._directory = Directory(courier, self._fleet.host_of)
         self._meetings = Meetings(lambda key, record: courier.say(identity_of(*key), record))
         self._sights = Sights(self._fleet.ask_host, courier.say)
-        self._hangs.start(courier.loop)
         self._chronicle.tree("tree_started", self._policy.snapshot())
         self._fleet.start(self, courier)
 
@@ -94,7 +90,7 @@ class TreeShell:
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that is there, if any."""
-        return next((born.pid for born in self._born.values() if born.name == name), None)
+        return self._roster.pid(name)
 
     def close(self) -> None:
         """End the node agent and everything on it."""
@@ -129,6 +125,8 @@ class TreeShell:
                 self._exited(record)
             case wire.Dying():
                 self._dying(record)
+            case wire.Hung():
+                self._hung(record)
             case wire.Seen():
                 self._sights.answered(record)
             case _:
@@ -151,8 +149,7 @@ class TreeShell:
             case wire.Renew():
                 return
             case wire.Hello():
-                spare = self._promoted.get((record.name, record.incarnation))
-                self._directory.hello(peer, (spare, 1) if spare else None)
+                self._directory.hello(peer, self._roster.as_spare((record.name, record.incarnation)))
             case wire.Ready():
                 self._actor_ready(record)
             case _:
@@ -162,8 +159,6 @@ class TreeShell:
         match record:
             case wire.SpareReady():
                 self.handle(events.SpareReady(name=record.name))
-            case wire.Began() | wire.Ended() | wire.Beat():
-                self._hangs.heard(record)
             case wire.Look():
                 self._sights.ask(peer, record)
             case wire.Meeting():
@@ -175,21 +170,21 @@ class TreeShell:
                 log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
 
     def _spawned(self, record: wire.Spawned) -> None:
-        self._born[record.name, record.incarnation] = record
+        self._roster.spawned(record)
         self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._fleet.spawned((record.name, record.incarnation), record.pid)
         self._chronicle.spawned(record)
 
     def _actor_ready(self, record: wire.Ready) -> None:
         key = record.name, record.incarnation
-        self._ready.add(key)
+        self._roster.ready.add(key)
         self._directory.ready(record)
         self.monitors.note(Phase.READY, *key)
         self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
 
     def _dying(self, record: wire.Dying) -> None:
         """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
-        name, incarnation = self._name_of(record.name, record.incarnation)
+        name, incarnation = self._roster.name_of(record.name, record.incarnation)
         record = msgspec.structs.replace(record, name=name, incarnation=incarnation)
         self._directory.dying(record)
         self._chronicle.dying(record)
@@ -197,36 +192,28 @@ class TreeShell:
         self.handle(events.Dying(name=name, incarnation=incarnation))
 
     def _exited(self, record: wire.Exited) -> None:
-        key = self._name_of(record.name, record.incarnation)
-        if record.error and key not in self._ready:
+        key = self._roster.name_of(record.name, record.incarnation)
+        if record.error and key not in self._roster.ready:
             error = last_line(record.error)
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
-        told = key in self._told_to_stop
-        if (spare := self._promoted.get(key)) is not None:
-            self._chronicle.was_spare((spare, 1), key)
-        how = classify(record, was_told=told)
-        self._gone(*key, how)
-
-    def _name_of(self, name: str, incarnation: int) -> tuple[str, int]:
-        """Return who a process is that the agent may still know as a spare."""
-        names = (key for key, spare in self._promoted.items() if (spare, 1) == (name, incarnation))
-        return next(names, (name, incarnation))
+        if (spare := self._roster.as_spare(key)) is not None:
+            self._chronicle.was_spare(spare, key)
+        self._gone(*key, classify(record, was_told=key in self._roster.told_to_stop))
 
     def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
-        born = self._born.pop((name, incarnation), None)
+        pid = self._roster.gone((name, incarnation))
         self._fleet.gone((name, incarnation))
-        self._hangs.forget((name, incarnation))
-        self._promoted.pop((name, incarnation), None)
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
-        self._chronicle.gone((name, incarnation), born.pid if born else 0, how)
+        self._chronicle.gone((name, incarnation), pid, how)
         self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
 
     # -- hangs and failures ---------------------------------------------------------------------
 
-    def _hung(self, key: Key, why: str) -> None:
-        hung = events.Exit(kind=events.ExitKind.HANG, detail=why)
-        self.handle(events.Failed(name=key[0], incarnation=key[1], exit=hung))
+    def _hung(self, record: wire.Hung) -> None:
+        name, incarnation = self._roster.name_of(record.name, record.incarnation)
+        hung = events.Exit(kind=events.ExitKind.HANG, detail=record.why)
+        self.handle(events.Failed(name=name, incarnation=incarnation, exit=hung))
 
     def _ref(self, name: str) -> Ref[Any]:
         return Ref(name, self._courier.caller)
@@ -271,7 +258,6 @@ class TreeShell:
     def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
         arguments = codec.pack(spec.args)
         self._fleet.place(key, spec.hosts, replica)
-        self._hangs.watch(key, spec.hang_after_s)
 
         def spawn(site: Place) -> None:
             record = spawn_record(key, spec, site, is_spare=is_spare)
@@ -282,14 +268,10 @@ class TreeShell:
 
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
-        self._promoted[key] = command.spare
-        born = self._born.pop(spare)
-        self._born[key] = msgspec.structs.replace(born, name=command.name, incarnation=command.incarnation)
+        born = self._roster.promoted(spare, key)
         self._directory.renamed(spare, key)
         self._fleet.renamed(spare, key)
-        self._hangs.forget(spare)
-        self._hangs.watch(key, command.spec.hang_after_s)
-        self._chronicle.promoted(spare, self._born[key])
+        self._chronicle.promoted(spare, born)
         record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
         self._fleet.say(key, record)
         self._courier.say(identity_of(*spare), record)
@@ -297,8 +279,8 @@ class TreeShell:
 
     def _stop(self, command: commands.Stop) -> None:
         key = command.name, command.incarnation
-        self._told_to_stop.add(key)
-        if key in self._ready:
+        self._roster.told_to_stop.add(key)
+        if key in self._roster.ready:
             self._courier.say(identity_of(*key), wire.Stop(reason="its supervisor stops it"))
         else:  # still in its constructor: it owns nothing yet that it could clean up
             self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))

@@ -183,6 +183,19 @@ def test_a_busy_actor_tells_its_stack_and_its_state(a):
     assert a.control.status().result()["method_s"] > 0
 
 
+def test_a_question_beside_a_main_thread_that_was_lively_just_now_is_answered_soon(a):
+    waits_s = []
+    for _ in range(3):
+        for value in range(200):
+            a.ask(Worker.echo, value).result()
+        a.tell(Worker.sleep, 0.6)
+        started = time.monotonic()
+        a.control.ping().result()
+        waits_s.append(time.monotonic() - started)
+        a.ask(Worker.echo, 0).result()
+    assert min(waits_s) < 0.2
+
+
 def test_dead_letters_are_kept_with_their_reason(a):
     a.tell(Worker.note, "no number")
     a.tell(Worker.fail_if, [0], "told")

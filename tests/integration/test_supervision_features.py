@@ -88,6 +88,15 @@ def test_who_is_busy_without_progress_hangs_and_who_reports_progress_does_not(tm
 
 
 @pytest.mark.fault
+def test_who_is_stopped_as_soon_as_it_is_busy_hangs(tmp_path):
+    with Supervisor(spec_of(worker(hang_after_s=0.5)), run_dir=tmp_path) as tree:
+        with pytest.raises(ActorDied):
+            tree.ref("worker", Worker).ask(Worker.stop).result()
+        event = first_event(tree, "child_restarting")
+    assert event["reason"] == "hung: busy with stop without progress for 0.5 s"
+
+
+@pytest.mark.fault
 def test_who_holds_the_gil_is_neither_suspected_nor_unkillable(tmp_path):
     with Supervisor(spec_of(worker(hang_after_s=30.0, shutdown_s=0.5)), run_dir=tmp_path) as tree:
         ref = tree.ref("worker", Worker)

@@ -50,6 +50,10 @@ class Worker(Actor):
     def stop_in_it(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
+    @endpoint
+    def stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     @endpoint(max_runtime_s=0.5)
     def hang_with_the_gil(self) -> None:
         re.match(r"(a+)+$", "a" * 64 + "b")  # no signal wakes it, as one would a sleep

@@ -1,5 +1,8 @@
 """Sockets in doubt: nobody waits while one of them may have a message that it will not tell of."""
 
+import os
+import select
+
 import pytest
 
 from transport.zmq_hub import Hub
@@ -40,3 +43,41 @@ def test_who_would_wait_while_a_message_is_there_reads_it_instead(hub):
     hub.read()
     assert read == ["message"]
     assert hub.rest()
+
+
+@pytest.fixture
+def mirror(hub):
+    with select.epoll() as mirror:
+        hub.mirror(mirror)
+        yield mirror
+
+
+@pytest.fixture
+def bell():
+    descriptor = os.eventfd(0, os.EFD_NONBLOCK)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_a_mirror_finds_what_the_hub_would_and_that_can_be_read(hub, mirror, bell):
+    rung = []
+    hub.add_reader(bell, lambda: rung.append(os.eventfd_read(bell)))
+    assert not mirror.poll(0)
+
+    os.eventfd_write(bell, 3)
+    hub.read(mirror.poll(0))
+    assert rung == [3]
+
+    hub.remove_reader(bell)
+    os.eventfd_write(bell, 1)
+    assert not mirror.poll(0)
+
+
+def test_who_comes_too_late_for_what_a_mirror_found_reads_nothing(hub, mirror):
+    read = []
+    hub.call_soon(read.append, "message")
+    found = mirror.poll(0)
+    hub.read()
+    hub.read(found)
+    assert read == ["message"]
+    assert not mirror.poll(0)
