@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from relax_actor.ids import PolicyVersion
 
 _RUN = click.argument("run")
+_LATEST = "latest"
 _REFUSED = "2 RUN is no run or has ended,\nit has no such VERSION"
 
 
@@ -58,7 +59,7 @@ def _ls(run: str, *, as_json: bool) -> None:
       relax-actor dcs verify runs/mine
       relax-actor dcs verify runs/mine 118
 
-    Without VERSION, all of them.
+    VERSION is a number or `latest`. Without one, all of them.
     """,
     epilog=f"Exit status: 0 as published, 1 something is corrupt, {_REFUSED}.",
 )
@@ -68,8 +69,8 @@ def _ls(run: str, *, as_json: bool) -> None:
 def _verify(run: str, version: str | None, *, as_json: bool) -> int:
     from launcher.dcs import verify  # noqa: PLC0415 - see the module `cli`
 
-    number = None if version is None else _number(version)
-    return verify(_found(run), sys.stdout, number, as_json=as_json)
+    number = None if version in (None, _LATEST) else _number(version)
+    return verify(_found(run), sys.stdout, number, only_newest=version == _LATEST, as_json=as_json)
 
 
 @dcs.command(
@@ -96,7 +97,7 @@ def _verify(run: str, version: str | None, *, as_json: bool) -> int:
 def _export(run: str, version: str, folder: Path, *, link: bool, model: Path | None, as_json: bool) -> None:
     from launcher.dcs_export import export  # noqa: PLC0415 - see the module `cli`
 
-    number = None if version == "latest" else _number(version)
+    number = None if version == _LATEST else _number(version)
     export(_found(run), sys.stdout, number, folder, model=model, link=link, as_json=as_json)
 
 
@@ -110,5 +111,5 @@ def _number(text: str) -> "PolicyVersion":
     from relax_actor.ids import PolicyVersion  # noqa: PLC0415 - see the module `cli`
 
     if not (text.isascii() and text.isdecimal()):
-        raise click.BadParameter(f"`{text}` is not a number", param_hint="VERSION")
+        raise click.BadParameter(f"`{text}` is neither a number nor `{_LATEST}`", param_hint="VERSION")
     return PolicyVersion(int(text))

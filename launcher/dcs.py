@@ -87,13 +87,21 @@ def version_rows(run: DcsRun) -> list[VersionRow]:
     return [_row(run.space, version, newest) for version in versions]
 
 
-def verify(run: DcsRun, out: TextIO, version: PolicyVersion | None, *, as_json: bool = False) -> int:
+def verify(
+    run: DcsRun,
+    out: TextIO,
+    version: PolicyVersion | None,
+    *,
+    only_newest: bool = False,
+    as_json: bool = False,
+) -> int:
     """Compare every bucket with its checksum and say what is corrupt.
 
     Args:
         run: whose versions.
         out: where to.
         version: which one; None: all of them.
+        only_newest: of all of them only the newest.
         as_json: print a JSON array of verdicts.
 
     Returns:
@@ -103,7 +111,8 @@ def verify(run: DcsRun, out: TextIO, version: PolicyVersion | None, *, as_json: 
         RunFolderError: no version is there, or not that one.
     """
     run.require_versions()
-    verdicts = [_verdict(run, version)] if version is not None else list(_verdicts(run))
+    is_one = only_newest or version is not None
+    verdicts = [_verdict(run, version)] if is_one else list(_verdicts(run))
     if as_json:
         out.write(msgspec.json.encode(verdicts).decode() + "\n")
     else:
@@ -156,14 +165,15 @@ def _verdicts(run: DcsRun) -> Iterator[Verdict]:
                 yield _verdict(run, version)
 
 
-def _verdict(run: DcsRun, version: PolicyVersion) -> Verdict:
+def _verdict(run: DcsRun, version: PolicyVersion | None) -> Verdict:
     try:
         with run.open(version) as snapshot:
             corrupt = tuple(_damage(error) for error in snapshot.damages())
-            buckets, nbytes = len(snapshot.manifest.buckets), snapshot.manifest.nbytes
+            manifest = snapshot.manifest
     except PolicyCorruptError as error:
-        return Verdict(version=version, corrupt=(_damage(error),))
-    return Verdict(version=version, corrupt=corrupt, buckets=buckets, nbytes=nbytes)
+        return Verdict(version=error.version, corrupt=(_damage(error),))
+    buckets, nbytes = len(manifest.buckets), manifest.nbytes
+    return Verdict(version=manifest.version, corrupt=corrupt, buckets=buckets, nbytes=nbytes)
 
 
 def _damage(error: PolicyCorruptError) -> Damage:

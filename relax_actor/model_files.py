@@ -4,12 +4,13 @@ import shutil
 from pathlib import Path
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.gguf", "*.pt")
+_ROW_FILES = ("*.jsonl",)  # prompts, where somebody keeps them beside the model
 
 
 def side_files(folder: Path) -> list[Path]:
     """Return the files that belong beside the weights, sorted."""
     files = (path for path in folder.iterdir() if path.is_file())
-    return sorted(path for path in files if not any(path.match(pattern) for pattern in _WEIGHT_FILES))
+    return sorted(path for path in files if not any(map(path.match, _WEIGHT_FILES + _ROW_FILES)))
 
 
 def copy_side_files(origin: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from relax_actor.dcs.manifest import Manifest, PolicyCorruptError
 from relax_actor.dcs.probe import ProbeError
 from relax_actor.dcs.receiver import PolicyMissingError
 from relax_actor.dcs.routes import Route, RouteBook
-from relax_actor.dcs.source import PolicySource, SourceUnavailableError
+from relax_actor.dcs.source import PolicySource, PreparedSource, SourceUnavailableError
 from relax_actor.errors import RelaxError
 from relax_actor.ids import PolicyVersion
 from transport.clock import Clock, SystemClock
@@ -90,6 +90,12 @@ class PolicyPuller:
         """Return the newest version that each source knows of."""
         newest = {route: source.latest() for route, source in self._sources.items()}
         return {route: version for route, version in newest.items() if version is not None}
+
+    def prepare(self, version: PolicyVersion) -> bool:
+        """Do what can be done while the replica still decodes; return whether that is all done."""
+        routes = self._book.order(version, self._clock.monotonic(), is_urgent=False)
+        source = self._sources[routes[0]] if routes else None
+        return not isinstance(source, PreparedSource) or source.prepare(version)
 
     def pull(self, install: Install, version: PolicyVersion, *, is_urgent: bool = True) -> Pulled:
         """Install a version by the first route that brings all of it.

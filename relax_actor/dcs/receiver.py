@@ -78,6 +78,7 @@ class PolicySnapshot:
     def damages(self) -> Iterator[PolicyCorruptError]:
         """Yield an error for each bucket that is not as published; as `verify`, but goes on."""
         for index, bucket in enumerate(self.manifest.buckets):
+            point("verify_bucket")
             try:
                 _check_bucket(self._segments[index], self.version, index, bucket)
             except PolicyCorruptError as error:

@@ -134,7 +134,7 @@ class Replica:
             in_flight=self._engine.in_flight,
             max_staleness=self._max_staleness,
         )
-        if waits and self._lender.is_lending:
+        if waits and (not self._puller.prepare(newest) or self._lender.is_lending):
             return None
         turn = self._turns.take()
         return turn if turn is not None or waits else WITHOUT

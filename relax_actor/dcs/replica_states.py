@@ -10,7 +10,7 @@ class WeightsState(StrEnum):
 
     EMPTY = "empty"  # none since the process started; nothing is sampled
     SERVING = "serving"  # a whole version, read back and found to be what was published
-    WAITING = "waiting"  # whole, but older than the newest, which waits for a turn or for a loan to end
+    WAITING = "waiting"  # whole, but older than the newest, which is verified or waits for a turn or a loan
     INSTALLING = "installing"  # being overwritten between two decode steps
     TORN = "torn"  # of more than one version; nothing is sampled
     FAILED = "failed"  # no route brought a version; the process ends and its next incarnation is empty

@@ -23,8 +23,22 @@ def assemble(shard: ReplicaShard, source: Callable[[int, str], Bytes], target: B
         ValueError: a source or the target is shorter than the plan says.
     """
     for copy in shard.copies:
-        given = _rows(source(copy.source, copy.parameter), copy.source_offset, copy.source_pitch, copy)
-        np.copyto(_rows(target, copy.target_offset, copy.target_pitch, copy), given)
+        carry_out(copy, source(copy.source, copy.parameter), target)
+
+
+def carry_out(copy: Copy, source: Bytes, target: Bytes) -> None:
+    """Make one copy of a plan.
+
+    Args:
+        copy: out of a plan.
+        source: the shard it is from, uint8 [bytes], contiguous.
+        target: all of what the replica rank gets of the tensor, uint8 [bytes], contiguous.
+
+    Raises:
+        ValueError: one of them is shorter than the plan says.
+    """
+    given = _rows(source, copy.source_offset, copy.source_pitch, copy)
+    np.copyto(_rows(target, copy.target_offset, copy.target_pitch, copy), given)
 
 
 def _rows(raw: Bytes, offset: int, pitch: int, copy: Copy) -> Bytes:

@@ -7,8 +7,9 @@ A source says what it cannot do by one of three errors, and the puller then trie
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from relax_actor.dcs.ahead import Ahead
 from relax_actor.dcs.manifest import Manifest
 from relax_actor.dcs.receiver import PolicyMissingError, PolicyReceiver, PolicySnapshot
 from relax_actor.dcs.routes import Route
@@ -76,8 +77,17 @@ class PolicySource(Protocol):
         ...
 
 
+@runtime_checkable
+class PreparedSource(PolicySource, Protocol):
+    """A source that can do a part of `open` while the replica still decodes."""
+
+    def prepare(self, version: PolicyVersion) -> bool:
+        """Begin, unless that has been done; return whether `open` would not wait for it."""
+        ...
+
+
 class SharedMemorySource:
-    """The buckets in the shared memory of this host.
+    """The buckets in the shared memory of this host. What is opened has been verified, all of it.
 
     Args:
         receiver: of this run.
@@ -87,6 +97,7 @@ class SharedMemorySource:
 
     def __init__(self, receiver: PolicyReceiver) -> None:
         self._receiver = receiver
+        self._ahead = Ahead(self._verified)
 
     def latest(self) -> PolicyVersion | None:
         """Return the newest version in shared memory, also where nobody announces it any more."""
@@ -95,13 +106,20 @@ class SharedMemorySource:
 
     def open(self, version: PolicyVersion) -> AbstractContextManager[PolicySnapshot]:
         """Lease a version and verify all of it, so that damage is found before an install has begun."""
+        return closing(self._ahead.take(version) or self._verified(version))
+
+    def prepare(self, version: PolicyVersion) -> bool:
+        """Lease and verify a version in a thread; what that finds is said by `open`."""
+        return self._ahead.prepare(version)
+
+    def _verified(self, version: PolicyVersion) -> PolicySnapshot:
         snapshot = self._leased(version)
         try:
             snapshot.verify()
         except BaseException:
             snapshot.close()
             raise
-        return closing(snapshot)
+        return snapshot
 
     def _leased(self, version: PolicyVersion) -> PolicySnapshot:
         try:

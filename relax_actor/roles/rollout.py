@@ -50,12 +50,12 @@ class Rollout(LendingActor):
 
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
-        space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader, self._writer = RowReader(space), RowWriter(space, self.ctx.holder)
+        rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._reader, self._writer = RowReader(rows), RowWriter(rows, self.ctx.holder)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
-        self._weights = self._replica(space)
+        self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None

@@ -50,14 +50,14 @@ class Trainer(Actor):
         self._config = config
         device = trainer_device(config.train.device, host_gpus())
         self._backend = make_backend(config, device)
-        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader = RowReader(self._space)
+        self._reader = RowReader(ShmSpace(self.ctx.run_id, config.queue.storage_path))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
-        self._publishing = make_publishing(self.ctx, self._space, config.dcs, device)
-        self._version = self._past.next_version(PolicyReceiver(self._space).latest())
+        space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
+        self._publishing = make_publishing(self.ctx, space, config.dcs, device)
+        self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
         self._running = self._life()

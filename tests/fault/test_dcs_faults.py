@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from forked_scripts import ForkedScript
 
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.faults import Action, Fault, plan
@@ -72,20 +73,13 @@ def start(space):
     started = []
 
     def started_process(source, *args, faults=()):
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", source, space.run_id, str(space.root), *map(str, args)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | plan(list(faults)),
-        )
-        started.append(process)
-        return process
+        arguments = [space.run_id, str(space.root), *map(str, args)]
+        started.append(ForkedScript(source, arguments, plan(list(faults))))
+        return started[-1]
 
     yield started_process
     for process in started:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
 def publish(publisher, version):
@@ -132,7 +126,7 @@ def test_a_publisher_killed_at_any_step_leaves_no_torn_version(space, start, ste
     """Steps of four versions of three buckets each; the third and fourth rewrite recycled memory."""
     visible, announced = outcome  # -1 is none
     victim = start(PUBLISHER, 4, faults=[Fault(actor="trainer", point=step, nth=nth)])
-    assert victim.wait(20) == -signal.SIGKILL
+    assert victim.wait() == -signal.SIGKILL
 
     assert PolicyReceiver(space).latest() == (announced if announced >= 0 else None)
     if announced >= 0:
@@ -168,7 +162,7 @@ def test_random_kills_never_show_a_torn_version_or_an_older_one(space, start, se
         ):  # no clock is as fine as a loop: any instruction may be the last
             pass
         victim.kill()
-        victim.wait(10)
+        victim.wait()
 
         latest = receiver.latest()
         if latest is not None:
@@ -216,7 +210,7 @@ def test_a_lease_ends_with_its_process(space, start, alive):
         assert reader.stdout.readline() == "open 0\n"
         if not alive:
             reader.kill()
-            reader.wait(10)
+            reader.wait()
 
         publish(publisher, 1)
         publish(publisher, 2)
@@ -233,7 +227,7 @@ def test_a_reader_killed_while_it_installs_is_followed_by_one_that_succeeds(spac
         reader = start(READER, faults=[Fault(actor="rollout/0", point="install_bucket", nth=nth)])
         reader.stdin.write("\n")
         reader.stdin.flush()
-        assert reader.wait(10) == -signal.SIGKILL
+        assert reader.wait() == -signal.SIGKILL
 
         assert check_whole(space, 0) == 0
         publish(publisher, 1)

@@ -22,8 +22,10 @@ from relax_actor.dcs.loans import Lender, parts
 from relax_actor.dcs.peer import PeerSource
 from relax_actor.dcs.puller import ROUTE_ERRORS, NoRouteError
 from relax_actor.dcs.replica import SETTLE_S, Replica
+from relax_actor.dcs.replica_states import WeightsState
 from relax_actor.dcs.source import SharedMemorySource
 from relax_actor.dcs.turns import InstallTurns
+from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.scripted import ScriptedEngine
 from relax_actor.errors import ActorDied, Executed
 from relax_actor.faults import VARIABLE, Action, Fault, arm, plan
@@ -106,14 +108,25 @@ class Replaying:
 
 def looked(engine, replica):
     """Refresh; return the version, checked, or None, or why there is none to be had."""
+    ends_s = time.monotonic() + 10
     try:
         replica.refresh()
+        while is_verifying(replica):
+            assert time.monotonic() < ends_s
+            replica.refresh()
     except NoRouteError as error:
         return str(error)
     if engine.version is None:
         return None
     check_whole(engine)
     return int(engine.version)
+
+
+def is_verifying(replica):
+    """Whether a thread of its verifies, or has just verified, what it is to install."""
+    newest = replica._newest()
+    is_refused = replica._refused_version == newest
+    return replica.state is WeightsState.WAITING and replica._is_newer(newest) and not is_refused
 
 
 class PipePeers:
@@ -166,13 +179,16 @@ class Stage:
         return child
 
     def publish(self, version, *, faults=()):
-        """Publish from a process of its own; return whether it survived."""
+        """Publish, from a process of its own where that is to die; return whether it survived."""
 
-        def work(_):
+        def work(_=None):
             with PolicyPublisher(self.space, bucket_bytes=BUCKET_BYTES) as publisher:
                 publisher.publish(version, version, weights(version))
 
-        return self.start(work, faults=faults).wait() == 0
+        if faults:
+            return self.start(work, faults=faults).wait() == 0
+        work()
+        return True
 
     def save(self, version):
         def write(folder):
@@ -206,7 +222,7 @@ class Stage:
         )
         return engine, replica, lender, clock
 
-    def follow(self, *, peers=None, faults=()):
+    def follow(self, *, peers=None, faults=(), is_busy=False):
         """Start a replica that looks once for each version it is told of, and says which one it has.
 
         It says why, and ends, where it finds no route.
@@ -214,15 +230,20 @@ class Stage:
         Args:
             peers: a connection to a lender.
             faults: what happens to it.
+            is_busy: it has a sample in flight, so a thread verifies while it decodes.
         """
 
         def work(connection):
             engine, replica, _, clock = self.replica(PipePeers(peers) if peers else None)
+            params = SamplingParams(max_new_tokens=1000)
+            request = Request(group_id=0, sample_index=0, prompt=(1,), params=params)
             with contextlib.suppress(EOFError):
                 while True:
                     replica.told(connection.recv())
                     clock.advance(SETTLE_S)
                     connection.send(looked(engine, replica))
+                    if is_busy and not engine.in_flight and engine.version is not None:
+                        engine.submit([request])
 
         return Replaying(self.start(work, faults=faults))
 
@@ -337,6 +358,37 @@ def test_a_flipped_byte_is_refused_by_name_and_the_next_route_brings_the_version
     assert stage.routes()[-1] == "peer"
 
 
+@pytest.mark.parametrize("nth", range(1, BUCKETS + 1))
+def test_a_replica_killed_while_it_verifies_and_decodes_leaves_no_lease(stage, nth):
+    stage.publish(3)
+    fault = Fault(actor="child", point="verify_bucket", nth=BUCKETS + nth)
+    victim = stage.follow(faults=[fault], is_busy=True)
+    assert victim.look(3)
+    stage.publish(4)
+    assert not victim.look(4)
+    assert victim.child.wait() == -signal.SIGKILL
+
+    for bucket in range(BUCKETS):
+        assert stage.space.try_lock(stage.space.name("dcs", 4, f"b{bucket}")) is not None
+    successor = stage.follow()
+    assert successor.look(4)
+    assert successor.versions == [4]
+
+
+@pytest.mark.parametrize("bucket", range(BUCKETS))
+def test_a_flipped_byte_found_while_it_decodes_leaves_the_old_version_whole(stage, bucket):
+    stage.publish(3)
+    replica = stage.follow(is_busy=True)
+    assert replica.look(3)
+    stage.publish(4)
+    stage.flip(4, bucket, 700)
+    assert replica.look(4)
+    stage.publish(5)
+    assert replica.look(5)
+    assert replica.versions == [3, 3, 5]
+    assert stage.routes() == ["shared_memory"] * 2
+
+
 @pytest.mark.parametrize("action", [Action.KILL, Action.STOP])
 def test_who_dies_with_a_turn_gives_it_back_and_who_stops_keeps_only_one(stage, action):
     def work(connection):
@@ -397,7 +449,9 @@ class Schedule:
         if self.replica is None:
             peers = self.lender and self.lender.connection
             self.replica = self.stage.follow(
-                peers=peers, faults=self.fault("install_bucket", "install_copied")
+                peers=peers,
+                faults=self.fault("install_bucket", "install_copied", "verify_bucket"),
+                is_busy=self.random.random() < 0.5,
             )
         if self.random.random() < 0.1:
             self.replica.strike(max(0, self.version), self.random.random() * 0.005)

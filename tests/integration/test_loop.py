@@ -1,6 +1,7 @@
 """The whole loop, undisturbed: in turns and overlapping, short, stopped from outside, twice at once."""
 
 import threading
+import time
 
 import pytest
 from loop_run import (
@@ -10,8 +11,10 @@ from loop_run import (
     assert_trained_in_order,
 )
 
+from relax_actor import Supervisor, app
 from relax_actor.app import RunControl
 from relax_actor.telemetry import read_events
+from transport.shm import ShmSpace, parse_name
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -111,3 +114,26 @@ def test_a_run_that_is_stopped_ends_in_time_and_leaves_nothing(run_loop, kind, h
     assert_nothing_is_left(run)
     asked = next(event["t"] for event in run.events if event["kind"] == kind)
     assert run.of("run_ended")[0]["t"] - asked < 20
+
+
+def test_policy_versions_lie_where_the_shared_memory_of_the_host_is(run_loop, tmp_path):
+    """On several hosts that is for each host to say; samples lie where the run's configuration says."""
+    memory, samples, folder = (tmp_path / name for name in ("memory", "samples", "run"))
+    for each in (memory, samples, folder):
+        each.mkdir()
+    config = run_loop.config(run={"steps": 2}, queue={"storage_path": str(samples)})
+    owners = {memory: set(), samples: set()}
+
+    with Supervisor(
+        app.tree(config), run_dir=folder, zygotes=app.zygotes(config), shm_root=str(memory)
+    ) as tree:
+        ends_s = time.monotonic() + 60
+        while (finished := tree.wait(0.02)) is None:
+            assert time.monotonic() < ends_s
+            for root, seen in owners.items():
+                seen |= {parse_name(name).owner for name in ShmSpace(tree.run_id, root).names()}
+
+    assert finished.outcome == "ok"
+    assert {"dcs", "dcs-latest", "dcs-turns"} <= owners[memory]
+    assert not {owner for owner in owners[samples] if owner.startswith("dcs")}
+    assert {"rollout/0", "rollout/1"} & owners[samples]

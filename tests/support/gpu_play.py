@@ -197,7 +197,8 @@ class PlayReplica(Actor):
         self.device = gpus.uuids()[0]
         self.parameters = dict(made_weights(shapes, 0, gpus.torch_device(self.device), dtype))
         self.addresses = {name: value.data_ptr() for name, value in self.parameters.items()}
-        store = self.ctx.ref("store", PlayStore).within(10.0)
+        # A real store makes a CUDA context on the replica's GPU first.
+        store = self.ctx.ref("store", PlayStore).within(3.0 if kind.startswith("fake") else 10.0)
         self.sources = {
             route: StagedSource(
                 route,

@@ -133,6 +133,7 @@ def test_verify_says_that_all_is_as_published(relax, run, publisher):
     lines = [f"policy version {version}: 2 buckets, 704 B, as published\n" for version in (4, 5)]
     assert relax("dcs", "verify", run) == (0, "".join(lines), "")
     assert relax("dcs", "verify", run, 5)[1] == "policy version 5: 2 buckets, 704 B, as published\n"
+    assert relax("dcs", "verify", run, "latest")[1] == "policy version 5: 2 buckets, 704 B, as published\n"
 
 
 def test_verify_names_every_bucket_that_is_corrupt(relax, run, space, publisher):
@@ -166,6 +167,7 @@ def test_verify_names_a_bucket_that_was_cut_and_a_damaged_manifest(relax, run, s
     assert code == 1
     assert text.startswith("bucket 1 of policy version 4 is corrupt: expected 256 bytes, found 10\n")
     assert "the manifest of policy version 5 is corrupt: expected " in text
+    assert text.endswith(relax("dcs", "verify", run, "latest")[1])
 
 
 def test_verify_passes_over_what_is_retired_meanwhile(relax, run, monkeypatch, publisher):
@@ -179,6 +181,7 @@ def test_verify_passes_over_what_is_retired_meanwhile(relax, run, monkeypatch, p
 def test_export_writes_what_safetensors_and_the_index_agree_on(relax, run, publisher, tmp_path, model_folder):
     publish(publisher, 5)
     target = tmp_path / "deep" / "exported"
+    (model_folder / "rows.jsonl").write_text("{}")  # prompts beside the model are no part of it
 
     code, text, _ = relax("dcs", "export", run, "latest", target)
 
@@ -302,7 +305,7 @@ def test_what_a_dead_run_left_behind_can_still_be_read(relax, run, happened, shm
         (
             "verify {run} newest",
             (
-                "invalid value for VERSION: `newest` is not a number",
+                "invalid value for VERSION: `newest` is neither a number nor `latest`",
                 "relax-actor dcs verify --help shows what there is",
             ),
         ),

@@ -1,6 +1,8 @@
 """A replica's weights, over real segments: whole or torn, in turn, by whichever route is left."""
 
 import contextlib
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -113,6 +115,13 @@ class Setup:
         names = [f"t{i}" for i in range(TENSORS)]
         return [float(tensor.reshape(-1)[0]) for _, tensor in self.engine.weights(names)]
 
+    def refresh_until(self, is_reached):
+        """Refresh as between decode steps: beside samples in flight a thread verifies first."""
+        ends_s = time.monotonic() + 10
+        while not is_reached():
+            assert time.monotonic() < ends_s
+            self.replica.refresh()
+
     def sample(self, count=1):
         params = SamplingParams(max_new_tokens=50)
         self.engine.submit(
@@ -185,6 +194,7 @@ def test_a_flipped_byte_is_refused_by_name_and_the_old_version_goes_on(setup, pu
     published(publisher, 1)
     flip(space, 1)
 
+    made.refresh_until(lambda: events.seen("install_refused"))
     for _ in range(5):
         made.replica.refresh()
 
@@ -195,7 +205,7 @@ def test_a_flipped_byte_is_refused_by_name_and_the_old_version_goes_on(setup, pu
     assert [event["route"] for event in events.seen("route_failed")] == ["shared_memory", "disk"]
 
     published(publisher, 2)
-    made.replica.refresh()
+    made.refresh_until(lambda: made.engine.version == 2)
     assert made.values == expected(2)
 
 
@@ -303,7 +313,7 @@ def test_without_a_turn_a_replica_decodes_on_and_says_how_long_it_waited(setup, 
         clock.advance(3.0)
         made.replica.refresh()
         assert made.engine.version == 0
-    made.replica.refresh()
+    made.refresh_until(lambda: made.engine.version == 1)
 
     assert (made.replica.state, made.engine.version) == (WeightsState.SERVING, 1)
     assert events.seen("policy_installed")[-1]["waited_s"] == pytest.approx(3.0, abs=0.5)
@@ -321,6 +331,79 @@ def test_without_a_turn_a_replica_installs_before_its_samples_are_too_old(setup,
         published(publisher, 2)
         made.replica.refresh()
         assert made.engine.version == 2
+
+
+class Held(SharedMemorySource):
+    """Shared memory whose verification waits until it may go on."""
+
+    def __init__(self, receiver):
+        super().__init__(receiver)
+        self.may_go_on = threading.Event()
+        self.threads = []
+
+    def _verified(self, version):
+        self.threads.append(threading.current_thread().name)
+        assert self.may_go_on.wait(10)
+        return super()._verified(version)
+
+
+@pytest.fixture
+def held(setup, publisher, space):
+    """A replica with a sample in flight, version 0 of its own and version 1 to verify, which does not end."""
+    made = setup()
+    made.source = Held(PolicyReceiver(space))
+    made.replica._puller._sources["shared_memory"] = made.source
+    made.source.may_go_on.set()
+    published(publisher, 0)
+    made.replica.refresh()
+    made.source.may_go_on.clear()
+    made.sample()
+    published(publisher, 1)
+    return made
+
+
+def test_a_replica_decodes_on_while_a_version_is_verified(held, events):
+    for _ in range(3):
+        held.replica.refresh()
+        assert (held.replica.state, held.engine.version) == (WeightsState.WAITING, 0)
+        assert held.replica.can_sample
+        held.engine.step()
+
+    held.source.may_go_on.set()
+    held.refresh_until(lambda: held.engine.version == 1)
+
+    assert held.values == expected(1)
+    assert held.source.threads == [threading.main_thread().name, "verify"]  # once each
+    assert events.seen("policy_installed")[-1]["waited_s"] >= 0.0
+
+
+def test_a_replica_with_nothing_to_decode_verifies_at_once(held):
+    held.engine.abort([(0, 0)])
+    held.source.may_go_on.set()
+    held.replica.refresh()
+    assert held.engine.version == 1
+    assert "verify" not in held.source.threads
+
+
+def test_of_a_version_overtaken_while_it_is_verified_no_lease_is_left(held, publisher, space):
+    held.replica.refresh()
+    published(publisher, 2)  # version 0 would be two behind: it cannot wait any more
+    held.source.may_go_on.set()
+    held.replica.refresh()
+    assert (held.engine.version, held.values) == (2, expected(2))
+
+    published(publisher, 3)
+    held.refresh_until(lambda: held.engine.version == 3)
+    ends_s = time.monotonic() + 10
+    while not all(_is_free(space, 2, bucket) for bucket in range(2)):
+        assert time.monotonic() < ends_s
+
+
+def _is_free(space, version, bucket):
+    lock = space.try_lock(space.name("dcs", version, f"b{bucket}"))
+    if lock is not None:
+        lock.close()
+    return lock is not None
 
 
 def test_a_sweep_of_the_run_gives_no_turn(space, monkeypatch):
@@ -577,8 +660,7 @@ def test_a_lender_puts_its_install_off_until_the_loan_is_over(setup, publisher, 
 
     clock.advance(LOAN_S + 0.1)
     assert made.lender.part(loan.loan_id, 0) is None
-    made.replica.refresh()
-    assert made.engine.version == 1
+    made.refresh_until(lambda: made.engine.version == 1)
     assert made.lender.lend(0) is None
 
 
