@@ -98,6 +98,12 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     if valid > samples:
         fact = f"is {valid}, but a group has only {samples} samples (rollout.samples_per_prompt)"
         yield ConfigError(where("queue.min_valid_samples"), fact, f"use 1 to {samples}")
+    if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
+        yield ConfigError(
+            where("queue.on_partial_timeout"),
+            "is `finish`, but no tokens of an unfinished sample are put (rollout.chunk_tokens is 0)",
+            "set rollout.chunk_tokens, for example 256, or use `drop`",
+        )
     if config.train.warmup_steps > config.run.steps:
         fact = f"is {config.train.warmup_steps}, more than run.steps, which is {config.run.steps}"
         yield ConfigError(where("train.warmup_steps"), fact)

@@ -4,6 +4,7 @@ Sections are the tables of the TOML file and the prefixes of `section.key=value`
 Reading, overriding and checking them is `launcher.settings`' work; this module imports nothing heavy.
 """
 
+import math
 from typing import Literal
 
 import msgspec
@@ -80,6 +81,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     threads: int = 1
     lease_s: float = 300.0
     """A prompt comes back to the queue when its rollout has not finished it by then."""
+    chunk_tokens: int = 0
+    """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
 
@@ -112,6 +115,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     updates_per_batch: int = 1
     """Optimizer updates a step; whole samples are dealt to them evenly."""
     learning_rate: float = 1e-6
+    filter_groups: Literal["none", "zero_variance"] = "none"
+    """`zero_variance`: groups of equal rewards, which teach nothing, are dropped and replaced."""
     lr_schedule: Literal["constant", "linear"] = "constant"
     min_lr_frac: float = 0.1
     """Where `linear` ends, as a share of learning_rate."""
@@ -152,6 +157,16 @@ class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Leases of one prompt that may end without its samples before it is dropped as poison."""
     group_deadline_s: float = 600.0
     """A group not complete by then, counted from its first lease, is dropped with a reason."""
+    over_sampling: float = 1.0
+    """Groups sampled for a batch, as a multiple of what it needs; the surplus is carried to the next one."""
+    max_refills: int = 3
+    """How many batches' worth of filtered groups are replaced before a batch goes short."""
+    on_short_batch: Literal["train", "skip"] = "train"
+    """What a step does when even that did not fill its batch; one without any group is always skipped."""
+    partial_rollout_timeout_s: float = 300.0
+    """When `on_partial_timeout` applies to a group that is not sampled whole, from its first lease on."""
+    on_partial_timeout: Literal["wait", "drop", "finish"] = "wait"
+    """`finish` ends samples with the tokens put so far, and gives up those without any."""
 
 
 class DcsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -203,4 +218,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def staleness_window(self) -> int:
         """Prompt groups that may be unfinished or untrained at once."""
-        return self.groups_per_batch * (self.run.max_staleness + 1)
+        surplus = math.ceil(round(self.groups_per_batch * (self.queue.over_sampling - 1), 6))  # 1.1 - 1 > 0.1
+        return self.groups_per_batch * (self.run.max_staleness + 1) + surplus

@@ -2,8 +2,9 @@
 
 A plan is a list of `Fault`s in the environment variable `RELAX_ACTOR_FAULTS` (JSON). Without one,
 `point` costs a dictionary look-up in an empty dictionary. Points so far, in the order of a group's life:
-leased, submitted, first_token, finished, tensors_written, ready_sent, rewarding, reward_sent,
-batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged, verify_bucket,
+leased, submitted, first_token, finished, chunk_written, chunk_sent, tensors_written, ready_sent,
+rewarding, reward_sent, batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged,
+verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),
 store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LOSE as before), group_piece;

@@ -67,6 +67,24 @@ class PromptGroup(msgspec.Struct, frozen=True, kw_only=True):
     media: dict[str, TensorRef] = {}  # what the prompt's placeholder tokens stand for, as the model takes it
 
 
+class SampleChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Rollout to queue, while it samples: all tokens so far, for whoever goes on if it cannot."""
+
+    group_id: GroupId
+    sample_index: SampleIndex
+    lease_id: LeaseId
+    tokens: TensorRef  # int32 [response tokens so far], at least one
+    logprobs: TensorRef  # float32, as in `SampleReady`
+    versions: TensorRef  # int32, as in `SampleReady`
+    oldest_version: PolicyVersion
+    newest_version: PolicyVersion
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return self.tokens.shape[0]
+
+
 class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
     """Queue to rollout: sample these completions of this prompt, before the lease ends."""
 
@@ -74,6 +92,7 @@ class PromptLease(msgspec.Struct, frozen=True, kw_only=True):
     group: PromptGroup
     missing: tuple[SampleIndex, ...]  # the completions nobody has put yet
     policy_version: PolicyVersion  # the version that must sample the first token
+    chunks: tuple[SampleChunk, ...] = ()  # what earlier leases have sampled of `missing`: go on after it
 
 
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +114,7 @@ class SampleReady(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: PolicyVersion
     newest_version: PolicyVersion
     finish_reason: FinishReason
+    continued_tokens: int = 0  # how many of the first tokens earlier leases have sampled
 
 
 class RewardTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,12 +155,22 @@ class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
     media: dict[str, TensorRef] = {}  # the prompt's
 
 
+class BatchSampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How a batch came together, in groups."""
+
+    filtered: int = 0  # dropped for equal rewards since the batch before
+    refilled: int = 0  # of those, how many were replaced by further prompts
+    carried: int = 0  # could be trained and stay for the next batch
+    skipped: str = ""  # why the batch is empty
+
+
 class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
     """Queue to trainer: whole groups, sorted by group and sample, to train on and then acknowledge."""
 
     lease_id: LeaseId
     samples: tuple[TrainSample, ...]
     policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
+    sampling: BatchSampling = BatchSampling()
 
 
 class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +178,7 @@ class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):
 
     lease_id: LeaseId
     step: int  # steps done, this one included
-    policy_version: PolicyVersion  # the version published by this step
+    policy_version: PolicyVersion  # the version published by this step; of an empty batch the one before
 
 
 class Accounting(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,6 +29,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     forbidden_token_ids: tuple[int, ...] = ()  # never sampled: multimodal placeholders, pad
 
 
+class Prefix(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sampled of a response before, by whichever replica; the response goes on after it."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]  # one a token
+    versions: tuple[PolicyVersion, ...]  # one a token
+
+
+NO_PREFIX = Prefix(tokens=(), logprobs=(), versions=())
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One completion to sample."""
 
@@ -37,6 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]  # token ids, never padded
     params: SamplingParams
     media: Mapping[str, npt.NDArray[np.number]] | None = None  # what the prompt's placeholders stand for
+    prefix: Prefix = NO_PREFIX  # its tokens count for max_new_tokens, and are a part of the completion
 
     @property
     def key(self) -> tuple[GroupId, SampleIndex]:
@@ -58,7 +70,8 @@ class Engine(Protocol):
     """Samples many requests at once, one decode step a call.
 
     A sample's randomness depends on (seed, group id, sample index, position) only: never on the
-    replica, the batch or the moment.
+    replica, the batch or the moment. So a request with a prefix goes on as the one it was cut from would
+    have: to the last bit where the engine computes every sample alone.
     """
 
     @property
@@ -120,13 +133,21 @@ class Engine(Protocol):
         """Take requests; they start at the next `step`.
 
         Raises:
-            ValueError: more than `free_slots`, a key already in flight, an empty prompt, or a prompt
-                that leaves no room for a token within the context.
+            ValueError: more than `free_slots`, a key already in flight, an empty prompt, a prompt
+                that leaves no room for a token within the context, or a prefix that has come to its end.
         """
         ...
 
     def step(self) -> list[Completion]:
         """Sample one token for every request in flight; return those that finished."""
+        ...
+
+    def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:
+        """Return how many response tokens, the prefix included, every request in flight has."""
+        ...
+
+    def peek(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
+        """Return what `abort` would, of requests that go on."""
         ...
 
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:

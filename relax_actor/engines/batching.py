@@ -34,7 +34,7 @@ class Batching(Protocol):
         The caller appends a token to each before it asks for more.
 
         Args:
-            joining: samples without tokens, admitted by this call.
+            joining: samples admitted by this call, with no tokens but those of their prefixes.
         """
         ...
 
@@ -100,10 +100,10 @@ class TogetherBatching:
         logits = self._prefill_prompts(prompts, start)
         self.samples += first + others
         copies = list(range(start + len(first), len(self.samples)))
-        sources = [rows[sample.request.prompt] for sample in others]
+        sources = [rows[sample.text] for sample in others]
         longest = max((sample.length for sample in others), default=0)
         self._cache.copy(self._cache, sources, copies, longest)
-        index = [rows[sample.request.prompt] - start for sample in first + others]
+        index = [rows[sample.text] - start for sample in first + others]
         return first + others, logits[torch.tensor(index)]
 
     def _prefill_prompts(self, prompts: Sequence[Prompt], start: int) -> Tensor:
@@ -138,7 +138,8 @@ class AloneBatching:
     """Every sample in a batch and a cache of its own: its bits depend on nothing but itself.
 
     Tensor shapes, strides and alignment are functions of prompt and budget, because kernels choose their
-    order of summation by them.
+    order of summation by them. For the same reason a prefix is fed token by token, as it was sampled: that
+    costs a decode step a token, less the sampling.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -155,9 +156,8 @@ class AloneBatching:
         for sample, cache in list(self._running.values()):
             text = (sample.tokens[-1],)
             yield [sample], _prefilled(self._decoder, cache, 0, sample.length - 1, [text])
-        prompts, first, others = distinct(joining)
-        for prompt in prompts:
-            yield from self._prefill(prompt, [s for s in first + others if s.request.prompt == prompt])
+        for prompt in dict.fromkeys(sample.request.prompt for sample in joining):
+            yield from self._prefill(prompt, [s for s in joining if s.request.prompt == prompt])
 
     def remove(self, leaving: Sequence[RunningSample]) -> None:
         """Free their caches."""
@@ -178,7 +178,13 @@ class AloneBatching:
             cache = SlotCache(layers=self._decoder.layers, rows=1, capacity_tokens=capacity)
             cache.copy(source, [0], [0], len(prompt))
             self._running[id(sample)] = (sample, cache)
-            yield [sample], logits
+            yield [sample], self._replayed(cache, sample, logits)
+
+    def _replayed(self, cache: SlotCache, sample: RunningSample, logits: Tensor) -> Tensor:
+        """Feed a prefix; return the logits after it, or those after the prompt where there is none."""
+        for position, token in enumerate(sample.tokens, start=len(sample.request.prompt)):
+            logits = _prefilled(self._decoder, cache, 0, position, [(token,)])
+        return logits
 
 
 def _prefilled(

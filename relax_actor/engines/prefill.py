@@ -13,13 +13,13 @@ Prompt = tuple[int, ...]
 def distinct(
     samples: Sequence[RunningSample],
 ) -> tuple[list[Prompt], list[RunningSample], list[RunningSample]]:
-    """Tell a prompt's first sample from its others.
+    """Tell a text's first sample from its others; a text is a prompt and what its response has already.
 
     Returns:
-        The distinct prompts, shortest first; the first sample of each, in that order; all other samples.
+        The distinct texts, shortest first; the first sample of each, in that order; all other samples.
     """
     first: dict[Prompt, RunningSample] = {}
-    others = [s for s in samples if first.setdefault(s.request.prompt, s) is not s]
+    others = [s for s in samples if first.setdefault(s.text, s) is not s]
     prompts = sorted(first, key=len)
     return prompts, [first[prompt] for prompt in prompts], others
 

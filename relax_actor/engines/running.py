@@ -16,10 +16,37 @@ class RunningSample:
     """A sample and its tokens so far."""
 
     request: Request
-    budget_tokens: int  # max_new_tokens, clipped to the context
+    budget_tokens: int  # max_new_tokens, clipped to the context; the prefix counts
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: Request, budget_tokens: int) -> "RunningSample":
+        """Return a sample that goes on after its request's prefix.
+
+        Raises:
+            RequestError: nothing may follow the prefix, or it is not one log-prob and version a token.
+        """
+        prefix = request.prefix
+        sample = cls(
+            request=request,
+            budget_tokens=budget_tokens,
+            tokens=list(prefix.tokens),
+            logprobs=list(prefix.logprobs),
+            versions=list(prefix.versions),
+        )
+        if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.versions):
+            lengths = f"{len(prefix.tokens)} tokens, {len(prefix.logprobs)} log-probs"
+            raise RequestError(request.key, f"has a prefix of {lengths}, {len(prefix.versions)} versions")
+        if sample.finish_reason is not None:
+            raise RequestError(request.key, f"its prefix has come to its end: {sample.finish_reason}")
+        return sample
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The prompt and the response so far."""
+        return (*self.request.prompt, *self.tokens)
 
     @property
     def length(self) -> int:
@@ -67,7 +94,8 @@ def admitted(
 
     Raises:
         ValueError: more requests than free slots.
-        RequestError: a key twice, an empty prompt, no token wanted, or no room for one.
+        RequestError: a key twice, an empty prompt, no token wanted, no room for one, or a prefix that
+            has come to its end.
     """
     if len(requests) > free_slots:
         raise ValueError(f"{len(requests)} requests do not fit into {free_slots} free slots")
@@ -77,7 +105,7 @@ def admitted(
         if request.key in seen:
             raise RequestError(request.key, "is in flight already")
         seen.add(request.key)
-        samples.append(RunningSample(request=request, budget_tokens=_budget(request, context_tokens)))
+        samples.append(RunningSample.of(request, _budget(request, context_tokens)))
     return samples
 
 

@@ -177,6 +177,15 @@ class ScriptedEngine:
                 sample.append(*self._next_token(sample), self._version)
         return self._finished()
 
+    def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:
+        """Return how many response tokens, the prefix included, every request in flight has."""
+        return {key: len(sample.tokens) for key, sample in self._running.items()}
+
+    def peek(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
+        """Return the tokens so far of requests that go on. Keys that are not in flight are passed over."""
+        found = [key for key in dict.fromkeys(keys) if key in self._running]
+        return [self._running[key].completion(FinishReason.ABORT) for key in found]
+
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
         """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
         found = [key for key in dict.fromkeys(keys) if key in self._running]

@@ -132,6 +132,16 @@ class BatchingEngine:
             self._append_tokens(samples, logits, self._version)
         return self._finished()
 
+    def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:
+        """Return how many response tokens, the prefix included, every request in flight has."""
+        return {sample.request.key: len(sample.tokens) for sample in self._samples()}
+
+    def peek(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
+        """Return the tokens so far of requests that go on. Keys that are not in flight are passed over."""
+        wanted = set(keys)
+        samples = [sample for sample in self._samples() if sample.request.key in wanted]
+        return [sample.completion(FinishReason.ABORT) for sample in samples]
+
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
         """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
         wanted = set(keys)
@@ -146,7 +156,11 @@ class BatchingEngine:
 
     def _check_token_ids(self, request: Request) -> None:
         """Refuse what would crash the embedding, or mask another token than was meant."""
-        for what, ids in (("prompt", request.prompt), ("forbidden", request.params.forbidden_token_ids)):
+        for what, ids in (
+            ("prompt", request.prompt),
+            ("prefix", request.prefix.tokens),
+            ("forbidden", request.params.forbidden_token_ids),
+        ):
             if ids and not 0 <= min(ids) <= max(ids) < self._decoder.vocabulary:
                 fact = f"{what} token ids span {min(ids)} to {max(ids)}"
                 raise RequestError(request.key, f"{fact}, and the model has {self._decoder.vocabulary}")

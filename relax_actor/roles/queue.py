@@ -26,6 +26,7 @@ from relax_actor.protocol import (
     PromptGroup,
     RewardReady,
     RewardTask,
+    SampleChunk,
     SampleReady,
     Wanted,
 )
@@ -139,6 +140,14 @@ class TransferQueue(Actor):
         outcomes = self._intake.samples(samples, holder, self._now())
         self._notify()
         self._say_refused(holder, "samples", outcomes)
+        return outcomes
+
+    @endpoint(idempotent=True)
+    def put_chunks(self, holder: Holder, chunks: list[SampleChunk]) -> list[Put]:
+        """Take what there is of unfinished samples; the next lease carries it, if this one ends."""
+        outcomes = self._intake.chunks(chunks, holder, self._now())
+        self._notify()
+        self._say_refused(holder, "chunks", outcomes)
         return outcomes
 
     # -- rewards --------------------------------------------------------------------------------

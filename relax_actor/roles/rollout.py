@@ -4,10 +4,8 @@
 steps (`dcs.replica`), without dropping the samples in flight; the trainer takes no part.
 """
 
-import json
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from relax_actor.actor import Reply
 from relax_actor.config import Config
@@ -19,17 +17,19 @@ from relax_actor.dcs.replica import LOOK_S, Replica
 from relax_actor.dcs.source import PolicySource, SharedMemorySource
 from relax_actor.dcs.turns import InstallTurns
 from relax_actor.devices import CPU, host_gpus, rollout_device
-from relax_actor.engines.base import PLACEHOLDER_IDS, Completion, Engine, Request, SamplingParams
+from relax_actor.engines.base import Completion, Request
 from relax_actor.faults import point
-from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import Leased, PromptLease, Purpose, SampleReady
+from relax_actor.ids import GroupId, LeaseId, SampleIndex
+from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady
+from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
+from relax_actor.roles.engine_choice import make_engine, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
+from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.memory import spill_space
-from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
-from transport.shm import SegmentSpaceError, ShmSpace
+from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
 
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
@@ -61,7 +61,8 @@ class Rollout(LendingActor):
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
-        self._putting: list[tuple[Reply[list[Put]], list[SampleReady]]] = []
+        self._putting = Putting(self._queue, self.ctx)
+        self._chunks = Chunks(config.rollout.chunk_tokens)
         self._busy_since: float | None = None
         self._is_active = False  # whether this incarnation has ever had a whole version
 
@@ -69,7 +70,7 @@ class Rollout(LendingActor):
         """Install what is newer, take prompts, decode one token of every sample in flight."""
         self._refresh_weights()
         self._take_prompts()
-        self._settle_puts()
+        self._stop_unwanted(self._putting.settle())
         if not self._engine.in_flight or not self._weights.can_sample:
             self._report_busy(idle=True)
             return LOOK_S if self._weights.is_behind else None
@@ -77,6 +78,7 @@ class Rollout(LendingActor):
         finished = self._engine.step()
         point("first_token")
         self._put(finished)
+        self._put_chunks()
         self._report_busy(idle=False)
         return 0.0 if finished or not self._config.rollout.scripted_token_s else 0.001
 
@@ -143,11 +145,14 @@ class Rollout(LendingActor):
             try:
                 point("submitted")
                 self._engine.submit(self._requests(lease))
+            except SegmentMissingError:  # it has ended: the queue takes back what we do not hold
+                continue
             except ValueError as error:  # can never be sampled: another prompt takes its place
                 self._queue.tell(TransferQueue.reject, lease.group.group_id, str(error))
                 continue
             for index in lease.missing:
                 self._leases[lease.group.group_id, index] = lease.lease_id
+            self._say_continued(lease)
 
     def _requests(self, lease: PromptLease) -> list[Request]:
         group = lease.group
@@ -156,8 +161,15 @@ class Rollout(LendingActor):
         is_eval = group.purpose is Purpose.EVAL
         params = sampling_params(self._config, self._stop_token_ids, is_eval=is_eval)
         return [
-            Request(group_id=group.group_id, sample_index=index, prompt=prompt, params=params, media=media)
-            for index in lease.missing
+            Request(
+                group_id=group.group_id,
+                sample_index=index,
+                prompt=prompt,
+                params=params,
+                media=media,
+                prefix=prefix,
+            )
+            for index, prefix in prefixes(lease, self._reader).items()
         ]
 
     def _forget(self, lease: PromptLease) -> None:
@@ -171,12 +183,7 @@ class Rollout(LendingActor):
         finished = [done for done in completions if not point("finished")]
         if not finished:
             return
-        rows = self._writer.write(
-            [
-                {"tokens": done.tokens, "logprobs": done.logprobs, "versions": done.versions}
-                for done in finished
-            ]
-        )
+        rows = write_rows(self._writer, finished)
         point("tensors_written")
         samples = [
             SampleReady(
@@ -186,31 +193,50 @@ class Rollout(LendingActor):
                 tokens=row["tokens"],
                 logprobs=row["logprobs"],
                 versions=row["versions"],
-                oldest_version=PolicyVersion(int(done.versions.min())),
-                newest_version=PolicyVersion(int(done.versions.max())),
+                oldest_version=version_span(done.versions)[0],
+                newest_version=version_span(done.versions)[1],
                 finish_reason=done.finish_reason,
+                continued_tokens=len(done.request.prefix.tokens),
             )
             for done, row in zip(finished, rows, strict=True)
         ]
-        self._send(samples)
+        self._putting.send(samples)
         point("ready_sent")
 
-    def _send(self, samples: list[SampleReady]) -> None:
-        reply = self._queue.ask(TransferQueue.put_samples, self.ctx.holder, samples)
-        self._putting.append((reply, samples))
+    def _put_chunks(self) -> None:
+        """Hand over what there is of long samples, so that nobody has to begin them again."""
+        unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
+        if not unfinished:
+            return
+        rows = write_rows(self._writer, unfinished)
+        point("chunk_written")
+        self._putting.send(
+            [
+                sample_chunk(each, row, self._leases[each.request.key])
+                for each, row in zip(unfinished, rows, strict=True)
+            ]
+        )
+        point("chunk_sent")
 
     def _say_full(self, error: SegmentSpaceError) -> None:
         self.ctx.events.emit("put_waits", reason=str(error))
 
-    def _settle_puts(self) -> None:
-        """Send again what the queue did not answer; it recognises what it has."""
-        waiting, self._putting = self._putting, []
-        for reply, samples in waiting:
-            if not reply.done():
-                self._putting.append((reply, samples))
-            elif reply.exception() is not None:
-                self.ctx.events.emit("put_repeated", samples=len(samples), reason=str(reply.exception()))
-                self._send(samples)
+    def _stop_unwanted(self, refused: Sequence[SampleChunk]) -> None:
+        """Sample no further where the lease has ended."""
+        leases = {(chunk.group_id, chunk.sample_index): chunk.lease_id for chunk in refused}
+        unwanted = [key for key, lease_id in leases.items() if self._leases.get(key) == lease_id]
+        for key in unwanted:
+            del self._leases[key]
+        self._engine.abort(unwanted)
+
+    def _say_continued(self, lease: PromptLease) -> None:
+        if lease.chunks:
+            self.ctx.events.emit(
+                "samples_continued",
+                group_id=lease.group.group_id,
+                samples=len(lease.chunks),
+                tokens=sum(chunk.length for chunk in lease.chunks),
+            )
 
     def _report_busy(self, *, idle: bool) -> None:
         now = time.time()
@@ -219,79 +245,3 @@ class Rollout(LendingActor):
                 "span", name="generate", start=self._busy_since, dur_s=now - self._busy_since
             )
             self._busy_since = None if idle else now
-
-
-def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
-    """Say how training prompts, or evaluation prompts, are sampled."""
-    rollout = config.rollout
-    return SamplingParams(
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=config.eval.temperature if is_eval else rollout.temperature,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        stop_token_ids=stop_token_ids,
-    )
-
-
-def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:
-    """Make the engine that the configuration names on torch's `device`, which becomes the current one.
-
-    torch is imported only where it is needed.
-    """
-    rollout = config.rollout
-    if rollout.engine == "scripted":
-        from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
-
-        return ScriptedEngine(
-            seed=config.run.seed,
-            slots=rollout.max_in_flight,
-            vocab=scripted_vocabulary(config, stop_token_ids),
-            stop_token_id=stop_token_ids[0],
-            token_s=rollout.scripted_token_s,
-        )
-    _make_current(device)
-    if "vision_config" in model_config(config):
-        from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
-
-        return VisionEngine(
-            Path(config.model.path),
-            seed=config.run.seed,
-            slots=rollout.max_in_flight,
-            dtype=config.model.dtype,
-            deterministic=rollout.deterministic,
-            threads=rollout.threads,
-            device=device,
-        )
-    from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
-
-    return TransformersEngine(
-        Path(config.model.path),
-        seed=config.run.seed,
-        slots=rollout.max_in_flight,
-        dtype=config.model.dtype,
-        deterministic=rollout.deterministic,
-        threads=rollout.threads,
-        device=device,
-    )
-
-
-def _make_current(device: str) -> None:
-    if device != CPU:
-        import torch  # noqa: PLC0415 - only where there are GPUs
-
-        torch.cuda.set_device(device)
-
-
-def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
-    """Return the tokens that the scripted engine may emit: neither stops nor placeholders."""
-    model = model_config(config)
-    reserved: set[int | None] = set(stop_token_ids)
-    if "vision_config" in model:
-        reserved |= {model.get(name) for name in (*PLACEHOLDER_IDS, "pad_token_id")}
-    return [token for token in range(model["vocab_size"]) if token not in reserved]
-
-
-def model_config(config: Config) -> dict[str, Any]:
-    """Read the model's config.json; where it is one of several models, the text model's values come first."""
-    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
-    return {**content, **(content.get("text_config") or {})}

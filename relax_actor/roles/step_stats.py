@@ -26,8 +26,12 @@ class StepStats:
         """Take what one optimizer update did."""
         self._updates.append(update)
 
-    def fields(self) -> dict[str, float | str]:
-        """Return the step's fields for the event log; means are per trained token."""
+    def fields(self, *, skipped: str = "") -> dict[str, float | str]:
+        """Return the step's fields for the event log; means are per trained token.
+
+        Args:
+            skipped: why the whole step was skipped.
+        """
         tokens = max(1, sum(part.tokens for part in self._parts))
         train_s = time.monotonic() - self._started
         return {
@@ -42,5 +46,5 @@ class StepStats:
             "tokens_per_s": tokens / train_s if train_s > 0 else 0.0,
             "wait_s": self._waited_s,
             "train_s": train_s,
-            "skipped": "; ".join(update.skipped for update in self._updates if update.skipped),
+            "skipped": skipped or "; ".join(update.skipped for update in self._updates if update.skipped),
         }

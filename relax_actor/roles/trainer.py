@@ -104,11 +104,13 @@ class Trainer(Actor):
             if batch is None:
                 break  # the dataset's prompts were dropped to the last: nothing left to train on
             stats = StepStats(waited_s=waited_s)
-            yield from self._train(batch, stats)
+            if batch.samples:
+                yield from self._train(batch, stats)
+                self._version = PolicyVersion(self._version + 1)
             self._step += 1
-            self._version = PolicyVersion(self._version + 1)
-            with self.ctx.events.span("publish", version=self._version):
-                self._publish()
+            if batch.samples:
+                with self.ctx.events.span("publish", version=self._version):
+                    self._publish()
             yield from self._acknowledge(batch)
             self._say_step(batch, stats)
             if self._is_checkpoint_due():
@@ -221,12 +223,15 @@ class Trainer(Actor):
             "step",
             step=self._step,
             policy_version=self._version,
-            reward_mean=sum(rewards) / len(rewards),
+            reward_mean=sum(rewards) / len(rewards) if rewards else None,
             samples=len(rewards),
             groups=sorted({sample.group_id for sample in batch.samples}),
             response_tokens=sum(sample.tokens.shape[0] for sample in batch.samples),
             staleness={str(age): count for age, count in ages.items()},
-            **stats.fields(),
+            groups_filtered=batch.sampling.filtered,
+            groups_refilled=batch.sampling.refilled,
+            groups_carried=batch.sampling.carried,
+            **stats.fields(skipped=batch.sampling.skipped),
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from relax_actor.ids import Holder
-from relax_actor.protocol import PromptGroup, SampleReady
+from relax_actor.protocol import PromptGroup, SampleChunk, SampleReady
 from relax_actor.transfer_queue.ledger import Ledger
 from relax_actor.transfer_queue.memory import Memory
 from relax_actor.transfer_queue.records import Put
@@ -16,6 +16,7 @@ from relax_actor.transfer_queue.storage import refs_of, renamed
 from transport.shm import SegmentMissingError, ShmSpace
 
 T = TypeVar("T")
+S = TypeVar("S", SampleReady, SampleChunk)
 
 OWNER = "rows"
 """Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
@@ -54,15 +55,20 @@ class Intake:
 
     def samples(self, samples: Sequence[SampleReady], holder: Holder, now: float) -> list[Put]:
         """Take samples; return what became of each, in their order within a segment."""
+        return self._take(samples, lambda sample: self._ledger.put_sample(sample, holder, now))
+
+    def chunks(self, chunks: Sequence[SampleChunk], holder: Holder, now: float) -> list[Put]:
+        """Take parts of samples, as `samples` does."""
+        return self._take(chunks, lambda chunk: self._ledger.put_chunk(chunk, holder, now))
+
+    def _take(self, rows: Sequence[S], put: Callable[[S], Put]) -> list[Put]:
         outcomes: list[Put] = []
-        for segment, members in _by_segment(samples, lambda sample: sample.tokens.segment):
+        for segment, members in _by_segment(rows, lambda row: row.tokens.segment):
             adopted = self._adopt(segment)
             if adopted is None:  # freed long ago, or swept with its writer: a repetition, or too late
                 outcomes += [Put.STALE] * len(members)
                 continue
-            outcomes += [
-                self._ledger.put_sample(renamed(sample, segment, adopted), holder, now) for sample in members
-            ]
+            outcomes += [put(renamed(row, segment, adopted)) for row in members]
             self._count(adopted, members)
         return outcomes
 
@@ -72,7 +78,7 @@ class Intake:
         except SegmentMissingError:
             return None
 
-    def _count(self, segment: str, members: Sequence[PromptGroup] | Sequence[SampleReady]) -> None:
+    def _count(self, segment: str, members: Sequence[PromptGroup | SampleReady | SampleChunk]) -> None:
         if self._ledger.needs(segment):
             self._memory.took(segment, (ref for member in members for ref in refs_of(member)))
         else:

@@ -10,31 +10,17 @@ from enum import StrEnum
 import msgspec
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import BatchTrained, PromptGroup, RewardReady, SampleReady
+from relax_actor.protocol import (
+    BatchSampling,
+    BatchTrained,
+    PromptGroup,
+    RewardReady,
+    SampleChunk,
+    SampleReady,
+)
 
 RowKey = tuple[GroupId, SampleIndex]
 """What identifies a row of the queue."""
-
-
-class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits a ledger decides by."""
-
-    groups_per_batch: int
-    samples_per_prompt: int
-    max_staleness: int
-    total_groups: int  # train groups the run needs: steps * groups_per_batch
-    min_valid_samples: int
-    max_attempts: int
-    prompt_lease_s: float
-    reward_lease_s: float
-    batch_lease_s: float
-    group_deadline_s: float
-    refill_limit: int = 1000  # groups dropped since the last trained batch before the run is hopeless
-
-    @property
-    def window(self) -> int:
-        """Train groups that may be unfinished or untrained at once."""
-        return self.groups_per_batch * (self.max_staleness + 1)
 
 
 class Put(StrEnum):
@@ -51,8 +37,10 @@ class DropReason(StrEnum):
     REJECTED = "rejected"  # the prompt cannot be sampled at all
     UNSCORED = "unscored"  # one sample without a reward
     FEW_VALID = "few valid samples"
+    ZERO_VARIANCE = "zero_variance"  # all its rewards are equal
     POISON = "poison"  # whoever samples it dies
     DEADLINE = "deadline"
+    SURPLUS = "surplus"  # the run was over before it was trained
     STALE = "stale"
 
 
@@ -103,6 +91,7 @@ class TrainedSet(msgspec.Struct, frozen=True, kw_only=True):
     groups: int = 0  # trained
     samples: int = 0  # trained
     unscored: int = 0  # samples dropped from groups that were trained
+    missed: int = 0  # groups by which batches were short
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,10 +183,11 @@ class BatchLeased(msgspec.Struct, frozen=True, kw_only=True, tag="batch_leased")
 
     lease_id: LeaseId
     holder: Holder
-    group_ids: tuple[GroupId, ...]
+    group_ids: tuple[GroupId, ...]  # none: the step is skipped
     version: PolicyVersion
     since_s: float
     until_s: float
+    sampling: BatchSampling = BatchSampling()
 
 
 class BatchAcked(msgspec.Struct, frozen=True, kw_only=True, tag="batch_acked"):
@@ -239,6 +229,20 @@ class EvalReported(msgspec.Struct, frozen=True, kw_only=True, tag="eval_reported
     group_id: GroupId
 
 
+class ChunkPut(msgspec.Struct, frozen=True, kw_only=True, tag="chunk_put"):
+    """A rollout has sampled so much of a sample; the chunk before is not needed any more."""
+
+    chunk: SampleChunk
+
+
+class PartialsEnded(msgspec.Struct, frozen=True, kw_only=True, tag="partials_ended"):
+    """A group was not sampled in time: some samples end with the tokens of their chunks."""
+
+    group_id: GroupId
+    rows: tuple[SampleIndex, ...]
+    group_until_s: float  # when all of it must be scored
+
+
 Event = (
     Submitted
     | StreamEnded
@@ -255,6 +259,8 @@ Event = (
     | Fenced
     | Rewound
     | EvalReported
+    | ChunkPut
+    | PartialsEnded
 )
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import (
     Qwen3VLConfig,
 )
 
-from relax_actor.engines.base import Request, SamplingParams
+from relax_actor.engines.base import Prefix, Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
 from relax_actor.engines.scripted import ScriptedEngine
 from relax_actor.engines.transformers_engine import TransformersEngine
@@ -451,6 +452,94 @@ def test_forbidden_tokens_are_never_sampled(engine):
     forbidden = (*STOPS, *range(4, 90))
     done = run(engine, [request(sample=i, max_new=10, forbidden_token_ids=forbidden) for i in range(8)])
     assert not {int(t) for c in done.values() for t in c.tokens} & set(forbidden)
+
+
+def cut_after(build, kind, requests, steps):
+    """Sample for some steps; return the requests that were not finished, with what they had."""
+    engine = build(kind)
+    engine.submit(requests)
+    for _ in range(steps):
+        engine.step()
+    return [continued(completion) for completion in engine.abort([one.key for one in requests])]
+
+
+def continued(completion):
+    prefix = Prefix(
+        tokens=tuple(completion.tokens.tolist()),
+        logprobs=tuple(completion.logprobs.tolist()),
+        versions=tuple(completion.versions.tolist()),
+    )
+    return msgspec.structs.replace(completion.request, prefix=prefix)
+
+
+def test_a_sample_goes_on_elsewhere_as_it_would_have_gone_on(build, kind):
+    """Cut after any number of steps, among others at any stage, with its tokens, log-probs and reason."""
+    requests = ragged(6, stop_token_ids=STOPS)
+    whole = run(build(kind), requests)
+    for steps in range(1, 8):
+        cut = cut_after(build, kind, requests, steps)
+        assert all(len(one.prefix.tokens) == steps for one in cut)
+        again = run(build(kind), cut)
+        assert set(again) == {one.key for one in cut}
+        for key, completion in again.items():
+            assert completion.tokens.tolist() == whole[key].tokens.tolist()
+            assert completion.finish_reason is whole[key].finish_reason
+            np.testing.assert_allclose(completion.logprobs, whole[key].logprobs, atol=1e-4, rtol=0)
+            if kind in ("scripted", "alone"):
+                assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
+
+
+def test_a_prefix_counts_for_max_new_tokens_and_keeps_its_versions(build, kind, policies):
+    (cut,) = cut_after(build, kind, [request(max_new=6)], 4)
+    engine = build(kind)
+    engine.install(3, policies[1].weights())
+    engine.submit([cut])
+    assert engine.lengths() == {(0, 0): 4}
+    completion = drain(engine)[0, 0]
+
+    assert completion.versions.tolist() == [0, 0, 0, 0, 3, 3]
+    assert completion.tokens[:4].tolist() == list(cut.prefix.tokens)
+    assert completion.finish_reason is FinishReason.LENGTH
+
+
+def test_samples_of_one_prompt_may_go_on_from_different_places_and_from_none(build, kind):
+    group = [request(sample=i, max_new=8) for i in range(4)]
+    whole = run(build(kind), group)
+    cut = [*cut_after(build, kind, group[:1], 2), *cut_after(build, kind, group[1:2], 5), *group[2:]]
+    assert tokens_of(run(build(kind), cut)) == tokens_of(whole)
+
+
+@pytest.mark.parametrize("length", [3, 4])
+def test_nothing_follows_a_prefix_that_has_come_to_its_end(engine, length):
+    prefix = Prefix(
+        tokens=(5,) * (length - 1) + (STOPS[0],), logprobs=(-1.0,) * length, versions=(0,) * length
+    )
+    ended = msgspec.structs.replace(request(max_new=4, stop_token_ids=STOPS), prefix=prefix)
+    with pytest.raises(RequestError, match="come to its end: stop"):
+        engine.submit([ended])
+    assert engine.in_flight == 0
+
+
+def test_a_prefix_without_a_log_prob_or_version_for_every_token_is_refused(engine):
+    prefix = Prefix(tokens=(5, 6), logprobs=(-1.0,), versions=(0, 0))
+    with pytest.raises(RequestError, match="2 tokens, 1 log-probs, 2 versions"):
+        engine.submit([msgspec.structs.replace(request(), prefix=prefix)])
+
+
+def test_tokens_so_far_can_be_looked_at_while_a_sample_goes_on(build, kind):
+    whole = run(build(kind), [request(max_new=5)])[0, 0]
+    engine = build(kind)
+    engine.submit([request(max_new=5), request(sample=1, max_new=5)])
+    assert engine.lengths() == {(0, 0): 0, (0, 1): 0}
+    for step in range(1, 5):
+        engine.step()
+        assert engine.lengths() == {(0, 0): step, (0, 1): step}
+        (seen,) = engine.peek([(0, 0), (7, 7)])
+        assert seen.tokens.tolist() == whole.tokens[:step].tolist()
+        assert len(seen.logprobs) == len(seen.versions) == step
+        assert seen.finish_reason is FinishReason.ABORT
+    assert tokens_of(drain(engine))[0, 0] == whole.tokens.tolist()
+    assert engine.lengths() == {}
 
 
 def test_evaluation_groups_have_negative_ids(engine):

@@ -21,6 +21,6 @@ rewind (their weights are gone); counting invariants by scanning (they would agr
 """
 
 from relax_actor.transfer_queue.ledger.machine import Ledger
-from relax_actor.transfer_queue.records import LedgerConfig
+from relax_actor.transfer_queue.rules import LedgerConfig
 
 __all__ = ["Ledger", "LedgerConfig"]

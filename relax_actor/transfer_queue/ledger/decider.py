@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from relax_actor.ids import GroupId, Holder, LeaseId, SampleIndex
+from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.rl.filtering import has_zero_variance
+from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import Group, RowState
 from relax_actor.transfer_queue.ledger.leases import Lease
@@ -16,12 +18,13 @@ from relax_actor.transfer_queue.records import (
     GroupDropped,
     LeaseEnded,
     LeaseKind,
-    LedgerConfig,
+    PartialsEnded,
     Put,
     Refusal,
     RowKey,
     SampleDropped,
 )
+from relax_actor.transfer_queue.rules import LedgerConfig, PartialPolicy
 
 
 class Decider:
@@ -74,6 +77,18 @@ class Decider:
         self.refused[Refusal.OLD_INCARNATION if fenced else Refusal.STALE_LEASE] += 1
         return Put.STALE
 
+    def _is_newest(self, version: PolicyVersion) -> bool:
+        if version == self._state.version:
+            return True
+        self.refused[Refusal.VERSION] += 1
+        return False
+
+    def _goes_back(self, version: PolicyVersion) -> bool:
+        if self._state.version is None or version >= self._state.version:
+            return False
+        self.refused[Refusal.VERSION] += 1
+        return True
+
     def _end(self, leases: Iterable[Lease], *, failed: bool = True) -> None:
         """Take leases back; a group of which one holder had several loses one attempt, not several."""
         counted: set[GroupId] = set()
@@ -107,15 +122,44 @@ class Decider:
 
     def _drop_sample(self, group_id: GroupId, index: SampleIndex, detail: str) -> None:
         self._emit(SampleDropped(group_id=group_id, sample_index=index, detail=detail))
-        self._drop_if_few_valid(self._state.groups[group_id])
+        self._drop_if_useless(self._state.groups[group_id])
 
-    def _drop_if_few_valid(self, group: Group) -> None:
+    def _drop_if_useless(self, group: Group) -> None:
+        """Drop a train group that is complete, if it has too few rewards, or equal ones that are filtered."""
+        if not (group.is_train and group.complete):
+            return
         needed = min(self.config.min_valid_samples, len(group.rows))
         valid = group.count(RowState.SCORED)
-        if group.is_train and group.complete and valid < needed:
+        if valid < needed:
             details = "; ".join(sorted({row.detail for row in group.rows if row.detail}))
             detail = f"{valid} of {len(group.rows)} samples have a reward, {needed} are needed: {details}"
             self._drop(group, DropReason.FEW_VALID, detail)
+        elif self.config.filters_zero_variance and has_zero_variance(group.rewards):
+            self._drop(group, DropReason.ZERO_VARIANCE, f"{valid} samples of reward {group.rewards[0]:g}")
+
+    def _end_overdue(self, group: Group, now: float) -> None:
+        """Drop a group whose time is over; or end its samples, and leave it the time to be scored."""
+        config = self.config
+        is_over = now >= group.since_s + config.group_deadline_s
+        is_sampled = not group.count(RowState.WAITING) + group.count(RowState.RUNNING)
+        if is_over or (config.on_partial_timeout is PartialPolicy.DROP and not is_sampled):
+            limit_s = config.group_deadline_s if is_over else config.partial_timeout_s
+            late = waiting.describe(self._state, group, now)
+            self._drop(group, DropReason.DEADLINE, f"after {limit_s:g} s, {late}")
+        else:
+            self._end_partials(group)
+
+    def _end_partials(self, group: Group) -> None:
+        """End what is unfinished: it has the tokens of its chunk, or is no sample."""
+        unsampled = sorted(group.indices(RowState.WAITING) + group.indices(RowState.RUNNING))
+        started = tuple(index for index in unsampled if group.rows[index].chunk is not None)
+        until_s = group.since_s + self.config.group_deadline_s
+        self._emit(PartialsEnded(group_id=group.group_id, rows=started, group_until_s=until_s))
+        for index in unsampled:
+            if index not in started:
+                detail = f"no chunk after {self.config.partial_timeout_s:g} s"
+                self._emit(SampleDropped(group_id=group.group_id, sample_index=index, detail=detail))
+        self._drop_if_useless(group)
 
     def _drop_stale(self) -> None:
         """Give up the groups, not in the trainer's hands, that are too old for it now and will be later."""
@@ -124,6 +168,13 @@ class Decider:
             group = self._state.groups[group_id]
             detail = f"sampled by version {group.oldest_version}, the trainer is at {version}"
             self._drop(group, DropReason.STALE, detail)
+
+    def _drop_surplus(self) -> None:
+        """Give up what steps that were skipped have left over at the end of the run."""
+        state = self._state
+        if state.totals.trained_groups + state.totals.missed >= self.config.total_groups:
+            for group in [each for each in state.groups.values() if each.is_train]:
+                self._drop(group, DropReason.SURPLUS, "the run is over")
 
     def _drop(self, group: Group, reason: DropReason, detail: str) -> None:
         dropped = DroppedGroup(

@@ -7,13 +7,14 @@ from functools import singledispatch
 
 from relax_actor.ids import SampleIndex
 from relax_actor.protocol import Purpose
-from relax_actor.transfer_queue.ledger.groups import Group, RowState
+from relax_actor.transfer_queue.ledger.groups import Group, RowState, ended_sample
 from relax_actor.transfer_queue.ledger.leases import Lease
 from relax_actor.transfer_queue.ledger.rewind import rewind
 from relax_actor.transfer_queue.ledger.state import LedgerState
 from relax_actor.transfer_queue.records import (
     BatchAcked,
     BatchLeased,
+    ChunkPut,
     DroppedGroup,
     DroppedSample,
     DropReason,
@@ -23,6 +24,7 @@ from relax_actor.transfer_queue.records import (
     GroupDropped,
     LeaseEnded,
     LeaseKind,
+    PartialsEnded,
     PromptLeased,
     Published,
     RewardLeased,
@@ -62,21 +64,35 @@ def _prompt_leased(event: PromptLeased, state: LedgerState) -> None:
     group.holder = event.holder
     for index in event.rows:
         state.move(group, index, RowState.RUNNING, event.lease_id)
-        group.rows[index].version = event.version
-    state.set_deadline(group, event.group_until_s)
+        chunk = group.rows[index].chunk
+        group.rows[index].version = event.version if chunk is None else chunk.oldest_version
+    state.start_clock(group, event.since_s, event.group_until_s)
     _add_lease(state, event, LeaseKind.PROMPT, {(event.group_id, index) for index in event.rows})
     state.index.file(group)
 
 
 @_apply.register
 def _sample_put(event: SamplePut, state: LedgerState) -> None:
-    sample = event.sample
-    group = state.groups[sample.group_id]
-    state.move(group, sample.sample_index, RowState.SAMPLED)
-    row = group.rows[sample.sample_index]
-    row.version, row.sample = sample.oldest_version, sample
-    state.refer(row.refs)
+    group = state.groups[event.sample.group_id]
+    state.keep_sample(group, event.sample)
     group.let_go()
+    state.index.file(group)
+
+
+@_apply.register
+def _chunk_put(event: ChunkPut, state: LedgerState) -> None:
+    group = state.groups[event.chunk.group_id]
+    state.keep_chunk(group, event.chunk)
+    state.index.file(group)
+
+
+@_apply.register
+def _partials_ended(event: PartialsEnded, state: LedgerState) -> None:
+    group = state.groups[event.group_id]
+    for chunk in filter(None, [group.rows[index].chunk for index in event.rows]):
+        state.keep_sample(group, ended_sample(chunk))
+    group.let_go()
+    state.set_deadline(group, event.group_until_s)
     state.index.file(group)
 
 
@@ -103,6 +119,7 @@ def _sample_dropped(event: SampleDropped, state: LedgerState) -> None:
     row = group.rows[event.sample_index]
     row.reward_lease_id, row.detail = row.lease_id, event.detail
     state.drop_row(group, event.sample_index)
+    group.let_go()
     state.drop_log.append(
         DroppedSample(
             group_id=event.group_id,
@@ -132,6 +149,7 @@ def _group_dropped(event: GroupDropped, state: LedgerState) -> None:
     state.dropped[dropped.group_id] = dropped
     state.totals.dropped += dropped.samples
     state.totals.drops_in_a_row += 1
+    state.totals.filtered += dropped.reason is DropReason.ZERO_VARIANCE
 
 
 @_apply.register
@@ -142,19 +160,24 @@ def _batch_leased(event: BatchLeased, state: LedgerState) -> None:
         group.dealt = True
         rows |= {(group_id, index) for index in group.indices(RowState.SCORED)}
         state.index.file(group)
+    state.dealt = event.sampling
     _add_lease(state, event, LeaseKind.BATCH, rows)
 
 
 @_apply.register
 def _batch_acked(event: BatchAcked, state: LedgerState) -> None:
-    for group_id in state.leases.remove(event.trained.lease_id).group_ids:
+    group_ids = state.leases.remove(event.trained.lease_id).group_ids
+    for group_id in group_ids:
         group = state.groups[group_id]
         state.totals.trained += group.count(RowState.SCORED)
         state.totals.unscored += group.count(RowState.DROPPED)
         state.totals.trained_groups += 1
         state.positions.settle(group_id)
         state.forget(group)
-    state.totals.drops_in_a_row = 0
+    if group_ids:  # a run that only ever skips is hopeless
+        state.totals.drops_in_a_row = 0
+    state.totals.filtered -= state.dealt.filtered
+    state.totals.missed += state.config.groups_per_batch - len(group_ids)
     state.last_acked = event.trained.lease_id
     state.version = event.trained.policy_version
 
@@ -170,7 +193,7 @@ def _lease_ended(event: LeaseEnded, state: LedgerState) -> None:
     for group_id, index in sorted(lease.rows):
         group = state.groups[group_id]
         if lease.kind is LeaseKind.PROMPT:
-            state.reset_row(group, index)
+            state.return_row(group, index)
         elif lease.kind is LeaseKind.REWARD:
             group.rows[index].attempts += event.failed
             state.move(group, index, RowState.SAMPLED)

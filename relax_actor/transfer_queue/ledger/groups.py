@@ -5,9 +5,11 @@ from enum import StrEnum
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import (
+    FinishReason,
     PromptGroup,
     Purpose,
     RewardTask,
+    SampleChunk,
     SampleReady,
     TensorRef,
     TrainSample,
@@ -33,6 +35,7 @@ class Row:
     state: RowState = RowState.WAITING
     lease_id: LeaseId | None = None  # while running or scoring
     version: PolicyVersion | None = None  # of its oldest token; while running, of its lease
+    chunk: SampleChunk | None = None  # until sampled: what there is of it, for the next lease to go on from
     sample: SampleReady | None = None  # since sampled; kept when dropped, to know a duplicate
     reward: float | None = None
     reward_lease_id: LeaseId | None = None  # under which it was scored or dropped
@@ -42,9 +45,10 @@ class Row:
     @property
     def refs(self) -> tuple[TensorRef, ...]:
         """Return the arrays this row keeps in shared memory."""
-        if self.sample is None or self.state is RowState.DROPPED:
+        held = self.chunk or self.sample
+        if held is None or self.state is RowState.DROPPED:
             return ()
-        return (self.sample.tokens, self.sample.logprobs, self.sample.versions)
+        return (held.tokens, held.logprobs, held.versions)
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ class Group:
     holder: Holder | None = None  # the one rollout that samples it now
     attempts: int = 0  # prompt leases that ended without all samples
     until_s: float | None = None  # the deadline; None while no rollout has had it
+    since_s: float = 0.0  # when the clock of the deadline was started
     dealt: bool = False  # in the trainer's hands
 
     @classmethod
@@ -88,6 +93,11 @@ class Group:
         """Return the lowest version of any token that may be trained; None while nothing has started."""
         return min((row.version for row in self.rows if row.version is not None), default=None)
 
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the scored samples, in order."""
+        return [row.reward for row in self.rows if row.reward is not None]
+
     def count(self, state: RowState) -> int:
         """Return how many rows are in `state`."""
         return sum(row.state is state for row in self.rows)
@@ -100,6 +110,22 @@ class Group:
         """Let any rollout have what is left, once no sample is running."""
         if not self.count(RowState.RUNNING):
             self.holder = None
+
+
+def ended_sample(chunk: SampleChunk) -> SampleReady:
+    """Return a sample of the tokens that there are: valid, but ended from outside."""
+    return SampleReady(
+        group_id=chunk.group_id,
+        sample_index=chunk.sample_index,
+        lease_id=chunk.lease_id,
+        tokens=chunk.tokens,
+        logprobs=chunk.logprobs,
+        versions=chunk.versions,
+        oldest_version=chunk.oldest_version,
+        newest_version=chunk.newest_version,
+        finish_reason=FinishReason.ABORT,
+        continued_tokens=chunk.length,
+    )
 
 
 def reward_task(group: Group, index: SampleIndex, lease_id: LeaseId) -> RewardTask:
@@ -124,7 +150,7 @@ def train_samples(group: Group) -> list[TrainSample]:
 
 def eval_result(group: Group, detail: str) -> EvalResult:
     """Return what an evaluation prompt came to."""
-    rewards = tuple(row.reward for row in group.rows if row.reward is not None)
+    rewards = tuple(group.rewards)
     details = [row.detail for row in group.rows if row.detail]
     return EvalResult(
         eval_set=group.prompt.eval_set,

@@ -6,29 +6,24 @@ from typing import Self
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import (
-    BatchLease,
-    BatchTrained,
     PromptGroup,
     PromptLease,
     Purpose,
     RewardReady,
     RewardTask,
+    SampleChunk,
     SampleReady,
 )
-from relax_actor.transfer_queue.ledger import waiting
+from relax_actor.transfer_queue.ledger.dealing import Dealer
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import (
     RowState,
     eval_result,
     reward_task,
-    train_samples,
 )
 from relax_actor.transfer_queue.ledger.leases import Lease
-from relax_actor.transfer_queue.ledger.reporter import Reporter
-from relax_actor.transfer_queue.ledger.selection import choose_batch
 from relax_actor.transfer_queue.records import (
-    BatchAcked,
-    BatchLeased,
+    ChunkPut,
     DroppedGroup,
     DropReason,
     EvalReported,
@@ -37,7 +32,6 @@ from relax_actor.transfer_queue.records import (
     Expired,
     GroupDropped,
     LeaseKind,
-    LedgerConfig,
     PromptLeased,
     Published,
     Put,
@@ -50,9 +44,10 @@ from relax_actor.transfer_queue.records import (
     Submitted,
     TrainedSet,
 )
+from relax_actor.transfer_queue.rules import LedgerConfig
 
 
-class Ledger(Reporter):
+class Ledger(Dealer):
     """Who has which samples of which prompt, and what became of them.
 
     Args:
@@ -155,6 +150,21 @@ class Ledger(Reporter):
         self._drop_stale()
         return Put.ACCEPTED
 
+    def put_chunk(self, chunk: SampleChunk, holder: Holder, now: float) -> Put:
+        """Take what there is of a sample from the rollout that holds its lease.
+
+        The next lease of the sample carries it, if this one ends without the whole sample.
+        """
+        self._tick(now)
+        key = (chunk.group_id, chunk.sample_index)
+        row = self._state.row(key)
+        if row is None or not self._holds(holder, chunk.lease_id, LeaseKind.PROMPT, key):
+            return self._refuse(holder, duplicate=False)
+        if row.chunk is not None and row.chunk.length >= chunk.length:
+            return self._refuse(holder, duplicate=True)
+        self._emit(ChunkPut(chunk=chunk))
+        return Put.ACCEPTED
+
     # Reward actors
 
     def lease_rewards(self, holder: Holder, max_rows: int, now: float) -> list[RewardTask]:
@@ -184,51 +194,10 @@ class Ledger(Reporter):
             self._drop_sample(*key, reward.reason or f"the reward is {reward.reward}")
         else:
             self._emit(RewardPut(reward=reward))
-            self._drop_if_few_valid(self._state.groups[reward.group_id])
+            self._drop_if_useless(self._state.groups[reward.group_id])
         return Put.ACCEPTED
 
     # The trainer
-
-    def lease_batch(self, holder: Holder, version: PolicyVersion, now: float) -> BatchLease | None:
-        """Lend the next batch to the trainer; None while it has to wait (see `waiting_on`).
-
-        Asked again by the same holder, the same batch is told again: the first answer may be lost.
-        """
-        if not self._admits(holder, now):
-            return None
-        if not self._is_newest(version):
-            return None
-        lent = self._state.leases.batch
-        if lent is not None and (lent.holder != holder or lent.version == version):
-            return self._batch(lent, version) if lent.holder == holder else None
-        if lent is not None:
-            self._end([lent], failed=False)  # dealt for another version: some of it may be too old now
-        chosen = choose_batch(
-            self._state.index.started,
-            self._state.index.complete,
-            version=version,
-            max_staleness=self.config.max_staleness,
-            groups_per_batch=self.config.groups_per_batch,
-            wanted=self._wanted(),
-        )
-        return self._lease_batch(holder, chosen, version) if chosen else None
-
-    def ack_batch(self, trained: BatchTrained, holder: Holder, now: float) -> Put:
-        """Count a batch as trained and its version as published.
-
-        A trainer that is told `stale` has trained on samples that are not its own any more (its lease ended):
-        it must go back to a checkpoint.
-        """
-        self._tick(now)
-        lease = self._state.leases.batch
-        held = lease is not None and (lease.lease_id, lease.holder) == (trained.lease_id, holder)
-        if not held:
-            return self._refuse(holder, duplicate=trained.lease_id == self._state.last_acked)
-        if self._goes_back(trained.policy_version):
-            return Put.STALE
-        self._emit(BatchAcked(trained=trained))
-        self._drop_stale()
-        return Put.ACCEPTED
 
     def published(self, version: PolicyVersion, now: float) -> bool:
         """Learn of the newest policy version; a lower one than known is refused and counted (I7)."""
@@ -264,8 +233,7 @@ class Ledger(Reporter):
         expired = [_expired(lease) for lease in leases]
         self._end(leases)
         for group in self._state.overdue_groups(now):
-            late = waiting.describe(self._state, group, now)
-            self._drop(group, DropReason.DEADLINE, f"after {self.config.group_deadline_s:g} s, {late}")
+            self._end_overdue(group, now)
         return expired
 
     def next_deadline(self) -> float | None:
@@ -334,41 +302,17 @@ class Ledger(Reporter):
                 version=version,
                 since_s=self._now_s,
                 until_s=self._now_s + self.config.prompt_lease_s,
-                group_until_s=self._now_s + self.config.group_deadline_s,
+                group_until_s=self._now_s + self.config.sampling_deadline_s,
             )
         )
-        return PromptLease(lease_id=lease_id, group=group.prompt, missing=rows, policy_version=version)
-
-    def _lease_batch(
-        self, holder: Holder, group_ids: tuple[GroupId, ...], version: PolicyVersion
-    ) -> BatchLease:
-        event = BatchLeased(
-            lease_id=self._state.leases.next_id,
-            holder=holder,
-            group_ids=group_ids,
-            version=version,
-            since_s=self._now_s,
-            until_s=self._now_s + self.config.batch_lease_s,
+        chunks = (group.rows[index].chunk for index in rows)
+        return PromptLease(
+            lease_id=lease_id,
+            group=group.prompt,
+            missing=rows,
+            policy_version=version,
+            chunks=tuple(chunk for chunk in chunks if chunk is not None),
         )
-        self._emit(event)
-        return self._batch(self._state.leases.leases[event.lease_id], version)
-
-    def _batch(self, lease: Lease, version: PolicyVersion) -> BatchLease:
-        groups = [self._state.groups[group_id] for group_id in lease.group_ids]
-        samples = tuple(sample for group in groups for sample in train_samples(group))
-        return BatchLease(lease_id=lease.lease_id, samples=samples, policy_version=version)
-
-    def _is_newest(self, version: PolicyVersion) -> bool:
-        if version == self._state.version:
-            return True
-        self.refused[Refusal.VERSION] += 1
-        return False
-
-    def _goes_back(self, version: PolicyVersion) -> bool:
-        if self._state.version is None or version >= self._state.version:
-            return False
-        self.refused[Refusal.VERSION] += 1
-        return True
 
 
 def _expired(lease: Lease) -> Expired:

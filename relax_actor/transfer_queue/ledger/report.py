@@ -41,6 +41,7 @@ def trained_set(state: LedgerState) -> TrainedSet:
         groups=state.totals.trained_groups,
         samples=state.totals.trained,
         unscored=state.totals.unscored,
+        missed=state.totals.missed,
     )
 
 

@@ -79,16 +79,15 @@ class Reporter(Decider):
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""
-        return self._wanted() == 0
+        state = self._state
+        return self._left() == 0 or (state.stream_ended and state.train_groups == 0)
 
     def room(self) -> int:
         """Return how many train prompts may be submitted now."""
         state = self._state
         if state.stream_ended:
             return 0
-        in_window = self.config.window - state.train_groups
-        in_run = self.config.total_groups - state.totals.trained_groups - state.train_groups
-        return max(0, min(in_window, in_run))
+        return max(0, min(self.config.window, self._left()) - self._unreplaced() - state.train_groups)
 
     def upcoming(self) -> tuple[GroupId, ...]:
         """Return the positions of the prompt stream that may be submitted now, in order."""
@@ -100,8 +99,23 @@ class Reporter(Decider):
 
     def _wanted(self) -> int:
         """Return how many groups the next batch has."""
-        state = self._state
-        left = self.config.total_groups - state.totals.trained_groups
-        return max(
-            0, min(self.config.groups_per_batch, state.train_groups if state.stream_ended else left, left)
-        )
+        wanted = min(self.config.groups_per_batch, self._left())
+        is_all_there = self._state.stream_ended or self._is_refilled()  # all that will come
+        return min(wanted, self._state.train_groups) if is_all_there else wanted
+
+    def _left(self) -> int:
+        """Return how many groups the run has still to train."""
+        totals = self._state.totals
+        return max(0, self.config.total_groups - totals.trained_groups - totals.missed)
+
+    def _is_refilled(self) -> bool:
+        """Whether the next batch gets no further groups, because so many were filtered and replaced."""
+        return self._unreplaced() > 0 and self.room() == 0
+
+    def _unreplaced(self) -> int:
+        """Return how many filtered groups are not to be replaced before the next batch."""
+        return max(0, self._state.totals.filtered - self.config.max_filtered)
+
+    def _is_settled(self) -> bool:
+        """Whether every group that is here can be trained, or none is here."""
+        return sum(map(len, self._state.index.complete.values())) == self._state.train_groups

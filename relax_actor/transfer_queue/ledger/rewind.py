@@ -57,4 +57,5 @@ def _recount(state: LedgerState, trained: TrainedSet) -> None:
     totals.unscored = trained.unscored
     totals.dropped = sum(dropped.samples for dropped in state.dropped.values())
     totals.submitted = totals.trained + totals.unscored + totals.dropped + sum(state.rows.values())
-    totals.drops_in_a_row = 0
+    totals.missed = trained.missed
+    totals.drops_in_a_row = totals.filtered = 0

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import PromptGroup, TensorRef
+from relax_actor.protocol import BatchSampling, PromptGroup, SampleChunk, SampleReady, TensorRef
 from relax_actor.transfer_queue.ledger.groups import Group, Row, RowState
 from relax_actor.transfer_queue.ledger.index import Index
 from relax_actor.transfer_queue.ledger.leases import LeaseTable
 from relax_actor.transfer_queue.ledger.ordered import OrderedSet
 from relax_actor.transfer_queue.ledger.positions import Positions
-from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, LedgerConfig, RowKey
+from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, RowKey
+from relax_actor.transfer_queue.rules import LedgerConfig
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Totals:
     dropped: int = 0  # samples of dropped groups
     regenerated: int = 0  # samples a rewind threw away, to be sampled again
     drops_in_a_row: int = 0  # groups, since the last batch was trained
+    filtered: int = 0  # groups dropped for equal rewards, not yet reported with a batch that was trained
+    missed: int = 0  # groups by which batches were short
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class LedgerState:
     stream_ended: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     last_acked: LeaseId | None = None
+    dealt: BatchSampling = field(default_factory=BatchSampling)  # of the batch on loan
     fences: dict[str, int] = field(default_factory=dict)  # by actor name: the lowest incarnation listened to
     index: Index = field(default_factory=Index)
     unscored: OrderedSet[RowKey] = field(default_factory=OrderedSet)
@@ -89,8 +93,31 @@ class LedgerState:
         """Give up a row and free its arrays."""
         row = group.rows[index]
         self.release(row.refs)
-        row.version = row.reward = None
+        row.version = row.reward = row.chunk = None
         self.move(group, index, RowState.DROPPED)
+
+    def return_row(self, group: Group, index: SampleIndex) -> None:
+        """Let any rollout have a row whose lease has ended; it goes on after the chunk, if there is one."""
+        chunk = group.rows[index].chunk
+        self.move(group, index, RowState.WAITING)
+        group.rows[index] = Row(chunk=chunk, version=chunk.oldest_version if chunk else None)
+
+    def keep_chunk(self, group: Group, chunk: SampleChunk) -> None:
+        """Keep a chunk instead of the one before."""
+        row = group.rows[chunk.sample_index]
+        superseded = row.refs
+        row.chunk, row.version = chunk, chunk.oldest_version
+        self.refer(row.refs)
+        self.release(superseded)
+
+    def keep_sample(self, group: Group, sample: SampleReady) -> None:
+        """Keep a finished sample instead of its chunk."""
+        row = group.rows[sample.sample_index]
+        superseded = row.refs
+        row.chunk, row.sample, row.version = None, sample, sample.oldest_version
+        self.refer(row.refs)
+        self.release(superseded)
+        self.move(group, sample.sample_index, RowState.SAMPLED)
 
     def reset_row(self, group: Group, index: SampleIndex) -> None:
         """Make a row as if it had never been leased."""
@@ -121,11 +148,16 @@ class LedgerState:
                 del self.references[ref.segment]
                 self.freed.append(ref.segment)
 
-    def set_deadline(self, group: Group, until_s: float) -> None:
+    def start_clock(self, group: Group, since_s: float, until_s: float) -> None:
         """Start the clock of a group, if it does not run."""
         if group.until_s is None:
-            group.until_s = until_s
-            heapq.heappush(self._deadlines, (until_s, group.group_id))
+            group.since_s = since_s
+            self.set_deadline(group, until_s)
+
+    def set_deadline(self, group: Group, until_s: float) -> None:
+        """Give a group a deadline."""
+        group.until_s = until_s
+        heapq.heappush(self._deadlines, (until_s, group.group_id))
 
     def next_group_deadline(self) -> float | None:
         """Return when the next group is overdue, in seconds of the queue's clock."""

@@ -118,13 +118,20 @@ def test_a_micro_batch_larger_than_an_update_is_refused_and_a_smaller_one_never_
 
 
 def test_combinations_that_cannot_work_are_refused(config):
-    bad = with_(config, queue__min_valid_samples=9, train__warmup_steps=101, eval__every=5)
+    bad = with_(
+        config,
+        queue__min_valid_samples=9,
+        queue__on_partial_timeout="finish",
+        train__warmup_steps=101,
+        eval__every=5,
+    )
 
     text = text_of(check_config(bad))
 
     assert "`queue.min_valid_samples` is 9, but a group has only 8 samples" in text
     assert "`train.warmup_steps` is 101, more than run.steps, which is 100" in text
     assert "`eval.every` needs eval.path" in text
+    assert "`queue.on_partial_timeout` is `finish`, but no tokens of an unfinished sample are put" in text
 
 
 def test_short_runs_are_fine(config):

@@ -22,6 +22,11 @@ def test_the_staleness_bound_is_said_in_samples(plan):
     assert plan.staleness_bound_samples == 256
 
 
+def test_over_sampled_groups_are_a_part_of_it(config):
+    queue = msgspec.structs.replace(config.queue, over_sampling=1.1)
+    assert make_plan(msgspec.structs.replace(config, queue=queue), rows=4).staleness_window_groups == 34
+
+
 def test_every_actor_and_its_processes_are_listed(plan):
     assert [actor.names for actor in plan.actors] == [
         ["queue"],

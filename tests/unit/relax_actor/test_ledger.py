@@ -13,6 +13,7 @@ from relax_actor.protocol import (
     PromptGroup,
     Purpose,
     RewardReady,
+    SampleChunk,
     SampleReady,
     TensorRef,
 )
@@ -29,6 +30,7 @@ from relax_actor.transfer_queue.records import (
     Refusal,
     TrainedSet,
 )
+from relax_actor.transfer_queue.rules import PartialPolicy
 
 R0, R1 = Holder("rollout/0", 1), Holder("rollout/1", 1)
 SCORER = Holder("reward/0", 1)
@@ -94,6 +96,21 @@ class Loop:
         )
         return self.ledger.put_sample(sample, holder, self.now)
 
+    def put_chunk(self, lease, index, tokens, holder=R0):
+        segment = f"chunk{lease.lease_id}.{index}.{tokens}"
+        tensor = TensorRef(segment=segment, offset=0, dtype="int32", shape=(tokens,))
+        chunk = SampleChunk(
+            group_id=lease.group.group_id,
+            sample_index=index,
+            lease_id=lease.lease_id,
+            tokens=tensor,
+            logprobs=tensor,
+            versions=tensor,
+            oldest_version=lease.policy_version,
+            newest_version=self.version,
+        )
+        return self.ledger.put_chunk(chunk, holder, self.now)
+
     def sample(self, leases, holder=R0):
         for lease in leases:
             for index in lease.missing:
@@ -115,6 +132,19 @@ class Loop:
     def score(self):
         for task in self.tasks():
             assert self.reward(task) is Put.ACCEPTED
+
+    def score_groups(self, rewards):
+        """Score all that waits: the samples of each group alike, or not, as `rewards` says."""
+        for task in self.tasks():
+            reward = rewards(task.group_id)
+            assert self.reward(task, reward if task.sample_index else 0.0) is Put.ACCEPTED
+
+    def learn(self, rewards):
+        """Bring prompts up, and whatever takes the place of those that were filtered."""
+        while self.ledger.room():
+            self.submit()
+            self.sample(self.lease())
+            self.score_groups(rewards)
 
     def ready(self, count=None):
         """Bring prompts up to where the trainer can have them."""
@@ -976,3 +1006,345 @@ def test_a_ledger_knows_whether_the_trainer_has_something_to_do():
     assert loop.ledger.has_batch()
     loop.ack(batch)
     assert not loop.ledger.has_batch()
+
+
+# Partial rollouts
+
+
+def chunk_segments(loop):
+    return sorted(segment for segment in loop.ledger.segments() if segment.startswith("chunk"))
+
+
+def test_the_next_lease_carries_what_a_dead_rollout_had_sampled():
+    loop = Loop()
+    loop.submit()
+    (first, _) = loop.lease()
+    assert first.chunks == ()
+    assert loop.put_chunk(first, 1, 4) is Put.ACCEPTED
+    loop.ledger.holder_gone("rollout/0", 1, loop.now)
+
+    again = loop.lease(R1)[0]
+    assert again.missing == (0, 1)
+    assert [(chunk.sample_index, chunk.length) for chunk in again.chunks] == [(1, 4)]
+    assert loop.ledger.accounting().balances
+
+
+def test_the_next_lease_carries_what_an_ended_lease_has_left():
+    loop = Loop(max_attempts=5)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.put_chunk(lease, 0, 4)
+    loop.now = 31.0
+    loop.ledger.expire(loop.now)
+
+    assert loop.put_chunk(lease, 0, 8) is Put.STALE
+    assert [chunk.length for chunk in loop.lease(R1)[0].chunks] == [4]
+
+
+def test_a_longer_chunk_supersedes_a_shorter_one_whose_memory_is_freed():
+    loop = Loop()
+    loop.submit()
+    lease = loop.lease()[0]
+    loop.put_chunk(lease, 0, 4)
+    assert loop.put_chunk(lease, 0, 8) is Put.ACCEPTED
+    assert loop.ledger.take_freed() == ["chunk1.0.4"]
+    assert loop.put_chunk(lease, 0, 8) is Put.DUPLICATE
+    assert loop.put_chunk(lease, 0, 4) is Put.DUPLICATE
+    assert chunk_segments(loop) == ["chunk1.0.8"]
+
+    assert loop.put(lease, 0) is Put.ACCEPTED
+    assert loop.ledger.take_freed() == ["chunk1.0.8"]
+    assert loop.put_chunk(lease, 0, 12) is Put.STALE, "the sample is finished"
+    assert chunk_segments(loop) == []
+
+
+def test_a_chunk_of_someone_elses_lease_or_of_no_sample_is_refused():
+    loop = Loop()
+    loop.submit()
+    lease = loop.lease()[0]
+    assert loop.put_chunk(lease, 0, 4, R1) is Put.STALE
+    assert loop.put_chunk(lease, 7, 4) is Put.STALE
+    assert chunk_segments(loop) == []
+
+
+def test_a_sample_is_as_old_as_its_oldest_token_whoever_goes_on():
+    """The group waits for its next rollout with its version, so that no batch leaves it behind (I3)."""
+    loop = Loop(max_staleness=1)
+    loop.submit()
+    leases = loop.lease()
+    loop.put_chunk(leases[0], 0, 4)
+    loop.sample(leases[1:])
+    loop.score()
+    loop.ledger.holder_gone("rollout/0", 1, loop.now)
+    assert loop.train() == [1, 2]
+
+    again = next(lease for lease in loop.lease(R1) if lease.group.group_id == 0)
+    assert (again.policy_version, again.chunks[0].oldest_version) == (1, 0)
+    assert loop.batch() is None, "group 0 is due, and not complete"
+    loop.put(again, 0, R1, oldest=0)
+    loop.put(again, 1, R1)
+    loop.score()
+    assert 0 in loop.train()
+
+
+def test_a_rewind_forgets_chunks_for_their_weights_are_gone():
+    loop = Loop()
+    loop.submit()
+    lease = loop.lease()[0]
+    loop.put_chunk(lease, 0, 4)
+    loop.ledger.rewind(TrainedSet(), 1, loop.now)
+    loop.version = 1
+    assert loop.lease()[0].chunks == ()
+    assert chunk_segments(loop) == []
+
+
+def test_a_dropped_group_frees_its_chunks():
+    loop = Loop()
+    loop.submit()
+    lease = loop.lease()[0]
+    loop.put_chunk(lease, 0, 4)
+    loop.ledger.reject(0, "no", loop.now)
+    assert chunk_segments(loop) == []
+
+
+def test_chunks_survive_the_queue():
+    loop = Loop()
+    loop.submit()
+    loop.put_chunk(loop.lease()[0], 0, 4)
+    loop.ledger.holder_gone("rollout/0", 1, loop.now)
+    again = Ledger.replay(loop.ledger.config, loop.ledger.take_events())
+    assert again._state == loop.ledger._state
+    assert again.lease_prompts(R1, 0, 9, loop.now)[0].chunks[0].length == 4
+
+
+TIMED = {"partial_timeout_s": 25.0, "prompt_lease_s": 500.0}
+
+
+def test_over_the_deadline_samples_end_with_the_tokens_they_have():
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy.FINISH, min_valid_samples=1)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.put_chunk(lease, 0, 4)
+    loop.now = 25.0
+    loop.ledger.expire(loop.now)
+
+    assert loop.put_chunk(lease, 0, 8) is Put.STALE, "so the rollout stops"
+    assert loop.put(lease, 0) is Put.DUPLICATE
+    assert loop.put(lease, 1) is Put.STALE
+    (dropped,) = loop.ledger.take_dropped()
+    assert (dropped.sample_index, dropped.detail) == (1, "no chunk after 25 s")
+    (task,) = loop.tasks()
+    assert (task.finish_reason, task.tokens.shape) == (FinishReason.ABORT, (4,))
+    assert loop.reward(task) is Put.ACCEPTED
+    assert loop.ledger.accounting().balances
+    assert loop.ledger._state.leases.leases == {}
+
+
+def test_a_group_whose_samples_were_ended_must_still_be_scored_in_time():
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy.FINISH)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    loop.put_chunk(lease, 0, 4)
+    loop.put_chunk(lease, 1, 4)
+    loop.now = 26.0
+    loop.ledger.expire(loop.now)
+    assert loop.dropped() == []
+    assert loop.ledger.next_deadline() == 100.0
+    loop.now = 100.0
+    loop.ledger.expire(loop.now)
+    assert loop.dropped() == [(0, DropReason.DEADLINE)]
+
+
+def test_a_group_of_which_nothing_was_put_is_dropped_over_the_deadline():
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy.FINISH)
+    loop.submit(1)
+    loop.lease()
+    loop.now = 25.0
+    loop.ledger.expire(loop.now)
+    assert loop.dropped()[-1] == (0, DropReason.FEW_VALID)
+    assert loop.ledger.accounting().balances
+
+
+@pytest.mark.parametrize(("policy", "dropped"), [("wait", []), ("drop", [(0, DropReason.DEADLINE)])])
+def test_over_the_deadline_a_group_may_be_waited_for_or_dropped(policy, dropped):
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy(policy))
+    loop.submit(1)
+    loop.put_chunk(loop.lease()[0], 0, 4)
+    loop.now = 25.0
+    loop.ledger.expire(loop.now)
+    assert loop.dropped() == dropped
+
+
+def test_a_group_that_was_sampled_in_time_is_not_dropped_for_being_scored_later():
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy.DROP)
+    loop.submit(1)
+    loop.sample(loop.lease())
+    loop.now = 25.0
+    loop.ledger.expire(loop.now)
+    assert loop.dropped() == []
+    loop.score()
+    assert loop.ledger.next_deadline() is None
+
+
+def test_an_evaluation_prompt_over_the_deadline_has_the_result_of_what_there_is():
+    loop = Loop(**TIMED, on_partial_timeout=PartialPolicy.FINISH)
+    loop.ledger.submit(prompt(-1, purpose=Purpose.EVAL), loop.now)
+    (lease,) = loop.lease()
+    loop.put_chunk(lease, 0, 4)
+    loop.now = 25.0
+    loop.ledger.expire(loop.now)
+    loop.score()
+    (result,) = loop.ledger.eval_results()
+    assert (result.rewards, result.missing) == ((1.0,), 1)
+
+
+# Dynamic sampling
+
+FILTERED = {"filters_zero_variance": True, "max_refills": 1}
+
+
+def even(group_id):
+    """Teach something by every second group."""
+    return 1.0 if group_id % 2 == 0 else 0.0
+
+
+def test_groups_of_equal_rewards_are_dropped_and_replaced():
+    loop = Loop(**FILTERED)
+    loop.learn(even)
+    assert loop.dropped() == [(1, DropReason.ZERO_VARIANCE)]
+    batch = loop.batch()
+    assert groups(batch) == [0, 2]
+    assert (batch.sampling.filtered, batch.sampling.refilled, batch.sampling.carried) == (1, 1, 0)
+    assert loop.ledger.dropped_by_reason() == {"zero_variance": 2}
+    assert loop.ledger.accounting().balances
+
+
+def test_without_the_filter_groups_of_equal_rewards_are_trained():
+    loop = Loop()
+    loop.learn(lambda _: 0.0)
+    assert loop.train() == [0, 1]
+
+
+def test_each_batch_counts_what_was_filtered_for_it():
+    loop = Loop(**FILTERED)
+    loop.learn(even)
+    loop.train()
+    loop.learn(lambda _: 1.0)
+    assert loop.batch().sampling.filtered == 0
+
+
+def test_after_the_refills_a_batch_goes_short():
+    loop = Loop(**FILTERED, total_groups=4)
+    loop.learn(lambda group_id: 1.0 if group_id == 2 else 0.0)
+    assert loop.ledger.room() == 0
+    batch = loop.batch()
+    assert groups(batch) == [2]
+    assert (batch.sampling.filtered, batch.sampling.refilled) == (3, 2)
+    assert loop.ack(batch) is Put.ACCEPTED
+
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [4, 5]
+    assert loop.ledger.finished()
+    assert loop.ledger.trained_groups().missed == 1
+
+
+def test_a_step_without_any_group_is_skipped_and_publishes_nothing():
+    loop = Loop(**FILTERED)
+    loop.learn(lambda _: 0.0)
+    batch = loop.batch()
+    assert (batch.samples, batch.policy_version) == ((), 0)
+    assert batch.sampling.skipped == "4 groups of equal rewards were filtered, 0 of 2 are left"
+    assert loop.batch() == batch, "a lost answer is told again"
+    assert loop.ack(batch, version=0) is Put.ACCEPTED
+    assert loop.ledger.version == 0
+    assert loop.ledger.trained_groups().missed == 2
+
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [4, 5]
+
+
+def test_a_short_step_may_be_skipped_and_its_groups_are_carried():
+    loop = Loop(**FILTERED, trains_short_batches=False)
+    loop.learn(lambda group_id: 1.0 if group_id == 2 else 0.0)
+    batch = loop.batch()
+    assert (batch.samples, batch.sampling.carried) == ((), 1)
+    assert "1 of 2 are left" in batch.sampling.skipped
+    loop.ack(batch, version=0)
+    loop.learn(lambda _: 1.0)
+    assert loop.train() == [2, 4]
+
+
+def test_a_step_is_not_skipped_while_a_group_may_still_be_scored():
+    loop = Loop(**FILTERED, trains_short_batches=False)
+    for _ in range(2):
+        loop.submit()
+        leases = loop.lease()
+        loop.sample(leases[:1])
+        loop.score_groups(lambda _: 0.0)
+        assert loop.batch() is None
+        loop.sample(leases[1:])
+        loop.score_groups(lambda group_id: 1.0 if group_id == 3 else 0.0)
+    assert "3 groups of equal rewards were filtered, 1 of 2 are left" in loop.batch().sampling.skipped
+
+
+def test_what_a_skipped_last_step_leaves_over_is_dropped():
+    loop = Loop(**FILTERED, trains_short_batches=False, total_groups=2)
+    loop.learn(lambda group_id: 1.0 if group_id == 1 else 0.0)
+    loop.ack(loop.batch(), version=0)
+    assert loop.dropped()[-1] == (1, DropReason.SURPLUS)
+    assert loop.ledger.finished()
+    accounting = loop.ledger.accounting()
+    assert accounting.submitted == accounting.dropped
+
+
+def test_a_run_that_only_skips_is_hopeless():
+    loop = Loop(**FILTERED, refill_limit=6)
+    for _ in range(2):
+        assert not loop.ledger.hopeless()
+        loop.learn(lambda _: 0.0)
+        loop.ack(loop.batch(), version=0)
+    assert "zero_variance: 2 samples of reward 0" in loop.ledger.hopeless()
+
+
+def test_more_groups_than_a_batch_needs_are_sampled_and_the_surplus_is_carried():
+    loop = Loop(max_staleness=1, surplus_groups=1)
+    assert loop.ledger.room() == 5
+    loop.ready()
+    batch = loop.batch()
+    assert (groups(batch), batch.sampling.carried) == ([0, 1], 3)
+    loop.ack(batch)
+    assert loop.ledger.room() == 2
+    assert loop.train() == [2, 3]
+
+
+def test_surplus_that_would_be_too_old_is_dropped_with_that_reason():
+    loop = Loop(surplus_groups=1)
+    loop.ready()
+    assert loop.train() == [0, 1]
+    assert loop.dropped() == [(2, DropReason.STALE)]
+
+
+def test_no_surplus_is_sampled_beyond_the_end_of_the_run():
+    assert Loop(surplus_groups=1, total_groups=2).ledger.room() == 2
+
+
+def test_a_resumed_run_knows_how_many_groups_its_batches_lacked():
+    loop = Loop(**FILTERED, total_groups=4)
+    loop.learn(lambda _: 0.0)
+    loop.ack(loop.batch(), version=0)
+    trained = loop.ledger.trained_groups()
+
+    resumed = Loop(**FILTERED, total_groups=4)
+    resumed.ledger.rewind(trained, 1, resumed.now)
+    resumed.version = 1
+    resumed.learn(lambda _: 1.0)
+    assert resumed.train() == [4, 5]
+    assert resumed.ledger.finished()
+
+
+def test_evaluation_prompts_are_not_filtered():
+    loop = Loop(**FILTERED)
+    loop.ledger.submit(prompt(-1, purpose=Purpose.EVAL), loop.now)
+    loop.sample(loop.lease())
+    loop.score()
+    assert loop.ledger.eval_results()[0].rewards == (1.0, 1.0)

@@ -16,11 +16,19 @@ from relax_actor.protocol import (
     PromptGroup,
     Purpose,
     RewardReady,
+    SampleChunk,
     SampleReady,
     TensorRef,
 )
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
-from relax_actor.transfer_queue.records import DropReason, Put, TrainedSet, decode_events, encode_events
+from relax_actor.transfer_queue.records import (
+    DropReason,
+    Put,
+    TrainedSet,
+    decode_events,
+    encode_events,
+)
+from relax_actor.transfer_queue.rules import PartialPolicy
 
 ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
 names = st.sampled_from([*ROLLOUTS, *REWARDERS, "trainer/0"])
@@ -44,20 +52,36 @@ class World(RuleBasedStateMachine):
         steps=st.integers(1, 4),
         min_valid=st.integers(1, 2),
         attempts=st.integers(0, 3),
+        on_timeout=st.sampled_from(PartialPolicy),
+        filters=st.booleans(),
+        surplus=st.integers(0, 2),
+        max_refills=st.integers(0, 2),
+        trains_short=st.booleans(),
     )
-    def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts):
-        self.config = LedgerConfig(
-            groups_per_batch=per_batch,
-            samples_per_prompt=samples,
-            max_staleness=staleness,
-            total_groups=per_batch * steps,
-            min_valid_samples=min_valid,
-            max_attempts=attempts,
-            prompt_lease_s=30.0,
-            reward_lease_s=20.0,
-            batch_lease_s=60.0,
-            group_deadline_s=100.0,
+    def begin(self, *, staleness, per_batch, samples, steps, min_valid, attempts, **limits):
+        self.start(
+            LedgerConfig(
+                groups_per_batch=per_batch,
+                samples_per_prompt=samples,
+                max_staleness=staleness,
+                total_groups=per_batch * steps,
+                min_valid_samples=min_valid,
+                max_attempts=attempts,
+                prompt_lease_s=30.0,
+                reward_lease_s=20.0,
+                batch_lease_s=60.0,
+                group_deadline_s=100.0,
+                partial_timeout_s=50.0,
+                on_partial_timeout=limits.get("on_timeout", PartialPolicy.WAIT),
+                filters_zero_variance=limits.get("filters", False),
+                surplus_groups=limits.get("surplus", 0),
+                max_refills=limits.get("max_refills", 0),
+                trains_short_batches=limits.get("trains_short", True),
+            )
         )
+
+    def start(self, config):
+        self.config = config
         self.ledger = Ledger(self.config)
         self.events = []
         self.now = 100.0
@@ -67,13 +91,16 @@ class World(RuleBasedStateMachine):
         self.checkpoint_trained = Counter()
         self.incarnation = Counter()
         self.prompt_leases, self.reward_tasks = {}, {}
+        self.missed = self.checkpoint_missed = 0  # groups by which batches were short
+        self.chunks = {}  # by sample: what the next lease has to carry
+        self.begun = {}  # by lease and sample: the version of the first token
         self.batch = None
         self.next_eval = -1
         self.evals, self.eval_results = set(), Counter()
         self.live = Counter()  # arrays by segment, as a model of what is needed
         self.freed = set()
         self.segments = 0
-        self.stale_allowed = False
+        self.stale_allowed = config.surplus_groups > 0
         self.ledger.published(0, self.now)
 
     # Who does what
@@ -125,7 +152,42 @@ class World(RuleBasedStateMachine):
         assert sum(len(lease.missing) for lease in leases) <= slots
         for lease in leases:
             assert lease.missing
+            self.check_chunks(lease)
             self.prompt_leases[lease.lease_id] = (lease, holder, set(lease.missing))
+
+    def check_chunks(self, lease):
+        carried = {chunk.sample_index: chunk for chunk in lease.chunks}
+        known = {i: self.chunks[lease.group.group_id, i] for i in lease.missing if self.has_chunk(lease, i)}
+        assert carried == known, "what was accepted last is gone on from"
+        for index, chunk in carried.items():
+            self.begun[lease.lease_id, index] = chunk.oldest_version
+
+    def has_chunk(self, lease, index):
+        return (lease.group.group_id, index) in self.chunks
+
+    @precondition(lambda self: self.prompt_leases)
+    @rule(data=st.data(), tokens=st.integers(1, 9))
+    def a_rollout_puts_a_chunk(self, data, tokens):
+        lease, holder, missing = self.prompt_leases[data.draw(st.sampled_from(sorted(self.prompt_leases)))]
+        self.put_chunk(lease, holder, data.draw(st.sampled_from(sorted(missing))), tokens)
+
+    def put_chunk(self, lease, holder, index, tokens):
+        tensor = TensorRef(segment=self.segment("c"), offset=0, dtype="int32", shape=(tokens,))
+        oldest = self.begun.setdefault((lease.lease_id, index), lease.policy_version)
+        chunk = SampleChunk(
+            group_id=lease.group.group_id,
+            sample_index=index,
+            lease_id=lease.lease_id,
+            tokens=tensor,
+            logprobs=tensor,
+            versions=tensor,
+            oldest_version=oldest,
+            newest_version=self.version,
+        )
+        if self.ledger.put_chunk(chunk, holder, self.now) is Put.ACCEPTED:
+            before = self.chunks.get((lease.group.group_id, index))
+            assert before is None or before.length < tokens
+            self.chunks[lease.group.group_id, index] = chunk
 
     @precondition(lambda self: self.prompt_leases)
     @rule(target=samples_put, data=st.data(), newer=st.booleans())
@@ -136,7 +198,8 @@ class World(RuleBasedStateMachine):
 
     def put_sample(self, lease, holder, index, *, newer=False):
         tokens = ref(self.segment("s"))
-        oldest = max(lease.policy_version, self.version) if newer else lease.policy_version
+        begins = max(lease.policy_version, self.version) if newer else lease.policy_version
+        oldest = self.begun.get((lease.lease_id, index), begins)
         sample = SampleReady(
             group_id=lease.group.group_id,
             sample_index=index,
@@ -148,7 +211,8 @@ class World(RuleBasedStateMachine):
             newest_version=self.version,
             finish_reason=FinishReason.STOP,
         )
-        self.ledger.put_sample(sample, holder, self.now)
+        if self.ledger.put_sample(sample, holder, self.now) is Put.ACCEPTED:
+            self.chunks.pop((lease.group.group_id, index), None)
         _, _, missing = self.prompt_leases[lease.lease_id]
         missing.discard(index)
         if not missing:
@@ -217,11 +281,23 @@ class World(RuleBasedStateMachine):
             self.version - sample.oldest_version <= self.config.max_staleness for sample in batch.samples
         ), "I3"
         groups = {sample.group_id for sample in batch.samples}
-        assert len(groups) == self.config.groups_per_batch
-        if self.config.max_staleness == 0:
+        self.check_size(batch, len(groups))
+        if self.config.max_staleness == 0 and not self.config.surplus_groups and groups:
             done = {*self.trained, *(d.group_id for d in self.ledger.trained_groups().dropped)}
             expected = [p for p in range(len(done) + len(groups) + 1) if p not in done]
             assert sorted(groups) == expected[: len(groups)], "0 is synchronous: batches are in order"
+
+    def check_size(self, batch, groups):
+        """Only where groups were filtered, and replaced so often, a batch is short or empty."""
+        rewards = {}
+        for sample in batch.samples:
+            rewards.setdefault(sample.group_id, []).append(sample.reward)
+        if self.config.filters_zero_variance:
+            assert all(len(set(each)) > 1 for each in rewards.values())
+        assert bool(batch.sampling.skipped) == (groups == 0)
+        if groups < self.config.groups_per_batch:
+            assert batch.sampling.filtered > self.config.max_filtered
+            assert groups == 0 or (self.config.trains_short_batches and batch.sampling.carried == 0)
 
     @rule()
     def the_trainer_steps(self):
@@ -233,11 +309,14 @@ class World(RuleBasedStateMachine):
     @rule(target=acks)
     def the_trainer_trains(self):
         (batch, holder), self.batch = self.batch, None
-        trained = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=self.version + 1)
+        version = self.version + bool(batch.samples)  # nothing is published when nothing was learnt
+        trained = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=version)
         put = self.ledger.ack_batch(trained, holder, self.now)
         if put is Put.ACCEPTED:
-            self.version += 1
-            self.trained.update({sample.group_id for sample in batch.samples})
+            self.version = version
+            groups = {sample.group_id for sample in batch.samples}
+            self.trained.update(groups)
+            self.missed += self.config.groups_per_batch - len(groups)
         return trained, holder
 
     @rule(ack=acks)
@@ -247,6 +326,7 @@ class World(RuleBasedStateMachine):
     @rule()
     def the_trainer_saves(self):
         self.checkpoint, self.checkpoint_trained = self.ledger.trained_groups(), Counter(self.trained)
+        self.checkpoint_missed = self.missed
 
     @rule(jump=st.integers(1, 3), dies=st.booleans())
     def the_trainer_goes_back(self, jump, dies):
@@ -255,8 +335,9 @@ class World(RuleBasedStateMachine):
             self.incarnation["trainer/0"] += 1
         self.version += jump
         self.ledger.rewind(self.checkpoint, self.version, self.now)
-        self.trained = Counter(self.checkpoint_trained)
+        self.trained, self.missed = Counter(self.checkpoint_trained), self.checkpoint_missed
         self.batch = None
+        self.chunks.clear()
         assert self.ledger.trained_groups().samples == self.checkpoint.samples
 
     @rule(name=names, told=st.booleans())
@@ -269,7 +350,7 @@ class World(RuleBasedStateMachine):
     def a_death_is_told_late(self, name):
         self.ledger.holder_gone(name, self.incarnation[name], self.now)
 
-    @rule(seconds=st.sampled_from([1.0, 15.0, 35.0, 120.0]))
+    @rule(seconds=st.sampled_from([1.0, 15.0, 35.0, 60.0, 120.0]))
     def time_passes(self, seconds):
         self.now += seconds
         self.ledger.expire(self.now)
@@ -316,7 +397,8 @@ class World(RuleBasedStateMachine):
     def a_group_is_trained_once(self):
         assert not self.trained or max(self.trained.values()) == 1
         assert self.ledger.trained_groups().groups == len(self.trained)
-        assert len(self.trained) <= self.config.total_groups
+        assert len(self.trained) + self.missed <= self.config.total_groups
+        assert self.ledger.trained_groups().missed == self.missed
 
     @invariant()
     def only_the_window_is_outstanding(self):
@@ -368,7 +450,9 @@ class World(RuleBasedStateMachine):
                 break
             self.everybody_works()
         assert self.ledger.finished(), self.ledger.waiting_on()
-        assert len(self.trained) == self.config.total_groups
+        assert len(self.trained) + self.missed == self.config.total_groups
+        accounting = self.ledger.accounting()
+        assert accounting.submitted == accounting.trained + accounting.dropped
         self.results_are_read()
         assert set(self.eval_results) == self.evals
         self.every_sample_is_accounted_for()
@@ -380,6 +464,7 @@ class World(RuleBasedStateMachine):
         self.prompts_come(4)
         for name in ROLLOUTS:
             for lease in self.ledger.lease_prompts(self.holder(name), self.version, 3, self.now):
+                self.check_chunks(lease)
                 self.prompt_leases[lease.lease_id] = (lease, self.holder(name), set(lease.missing))
         for lease, holder, missing in list(self.prompt_leases.values()):
             for index in sorted(missing):
@@ -387,7 +472,7 @@ class World(RuleBasedStateMachine):
         for name in REWARDERS:
             self.a_reward_actor_takes_samples(name, 5)
         for key in sorted(self.reward_tasks):
-            self.score(key, 1.0)
+            self.score(key, 1.0 if key[2] else 0.0)
         self.the_trainer_takes_a_batch()
         if self.batch:
             self.the_trainer_trains()
@@ -417,6 +502,7 @@ def test_a_long_run_with_few_mishaps_ends_and_drops_nothing_as_stale(seed):
         (10, lambda: world.prompts_come(rng.randint(1, 9))),
         (15, lambda: take_prompts(world, rng)),
         (25, lambda: finish_a_sample(world, rng)),
+        (15, lambda: put_a_chunk(world, rng)),
         (15, lambda: world.a_reward_actor_takes_samples(rng.choice(REWARDERS), rng.randint(1, 5))),
         (25, lambda: score_a_sample(world, rng)),
         (15, world.the_trainer_steps),
@@ -443,6 +529,12 @@ def finish_a_sample(world, rng):
     if world.prompt_leases:
         lease, holder, missing = world.prompt_leases[rng.choice(sorted(world.prompt_leases))]
         world.put_sample(lease, holder, rng.choice(sorted(missing)))
+
+
+def put_a_chunk(world, rng):
+    if world.prompt_leases:
+        lease, holder, missing = world.prompt_leases[rng.choice(sorted(world.prompt_leases))]
+        world.put_chunk(lease, holder, rng.choice(sorted(missing)), rng.randint(1, 9))
 
 
 def score_a_sample(world, rng):

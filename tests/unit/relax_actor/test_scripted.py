@@ -14,7 +14,7 @@ from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.errors import RequestError
 from relax_actor.engines.scripted import EngineFaults, InjectedFaultError, ScriptedEngine
 from relax_actor.protocol import FinishReason
-from relax_actor.roles.rollout import scripted_vocabulary
+from relax_actor.roles.engine_choice import scripted_vocabulary
 from transport.clock import ManualClock
 
 STOP = 2

@@ -1,0 +1,88 @@
+"""What a rollout hands to the queue while it samples, and takes from it to go on with what another began."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from relax_actor.engines.base import NO_PREFIX, Completion, Prefix
+from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.protocol import PromptLease, SampleChunk, TensorRef
+from relax_actor.transfer_queue.storage import RowReader, RowWriter
+
+Key = tuple[GroupId, SampleIndex]
+
+
+class Chunks:
+    """Knows which samples have grown by a chunk since they were last written.
+
+    Args:
+        every_tokens: how many tokens make a chunk; 0 makes none.
+    """
+
+    def __init__(self, every_tokens: int) -> None:
+        self._every_tokens = every_tokens
+        self._next: dict[Key, int] = {}
+
+    def due(self, lengths: Mapping[Key, int]) -> list[Key]:
+        """Return the samples to be written now.
+
+        Args:
+            lengths: the response tokens of all samples in flight; others are forgotten.
+        """
+        if not self._every_tokens:
+            return []
+        self._next = {key: self._next.get(key, self._after(0)) for key in lengths}
+        found = [key for key, length in lengths.items() if length >= self._next[key]]
+        self._next.update({key: self._after(lengths[key]) for key in found})
+        return found
+
+    def _after(self, length: int) -> int:
+        """Return the next length at which a chunk ends: the same on every replica."""
+        return (length // self._every_tokens + 1) * self._every_tokens
+
+
+def prefixes(lease: PromptLease, reader: RowReader) -> dict[SampleIndex, Prefix]:
+    """Read what is there of a lease's samples; those without anything have an empty one.
+
+    Raises:
+        SegmentMissingError: a chunk was freed, so the lease has ended.
+    """
+    found = dict.fromkeys(lease.missing, NO_PREFIX)
+    for chunk in lease.chunks:
+        found[chunk.sample_index] = Prefix(
+            tokens=tuple(reader.read(chunk.tokens).tolist()),
+            logprobs=tuple(reader.read(chunk.logprobs).tolist()),
+            versions=tuple(reader.read(chunk.versions).tolist()),
+        )
+    return found
+
+
+def write_rows(writer: RowWriter, completions: Sequence[Completion]) -> list[dict[str, TensorRef]]:
+    """Write tokens, log-probs and versions of finished or unfinished samples; return where they are."""
+    return writer.write(
+        [
+            {"tokens": each.tokens, "logprobs": each.logprobs, "versions": each.versions}
+            for each in completions
+        ]
+    )
+
+
+def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleChunk:
+    """Say where the tokens so far of a sample are."""
+    oldest, newest = version_span(completion.versions)
+    return SampleChunk(
+        group_id=completion.request.group_id,
+        sample_index=completion.request.sample_index,
+        lease_id=lease_id,
+        tokens=row["tokens"],
+        logprobs=row["logprobs"],
+        versions=row["versions"],
+        oldest_version=oldest,
+        newest_version=newest,
+    )
+
+
+def version_span(versions: npt.NDArray[np.int32]) -> tuple[PolicyVersion, PolicyVersion]:
+    """Return the oldest and the newest version of a sample's tokens, of which there is at least one."""
+    return PolicyVersion(int(versions.min())), PolicyVersion(int(versions.max()))

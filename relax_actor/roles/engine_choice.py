@@ -1,0 +1,85 @@
+"""Which engine a rollout samples with, and how: what the configuration says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from relax_actor.config import Config
+from relax_actor.devices import CPU
+from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
+
+
+def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
+    """Say how training prompts, or evaluation prompts, are sampled."""
+    rollout = config.rollout
+    return SamplingParams(
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=config.eval.temperature if is_eval else rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:
+    """Make the engine that the configuration names on torch's `device`, which becomes the current one.
+
+    torch is imported only where it is needed.
+    """
+    rollout = config.rollout
+    if rollout.engine == "scripted":
+        from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
+
+        return ScriptedEngine(
+            seed=config.run.seed,
+            slots=rollout.max_in_flight,
+            vocab=scripted_vocabulary(config, stop_token_ids),
+            stop_token_id=stop_token_ids[0],
+            token_s=rollout.scripted_token_s,
+        )
+    _make_current(device)
+    if "vision_config" in model_config(config):
+        from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
+
+        return VisionEngine(
+            Path(config.model.path),
+            seed=config.run.seed,
+            slots=rollout.max_in_flight,
+            dtype=config.model.dtype,
+            deterministic=rollout.deterministic,
+            threads=rollout.threads,
+            device=device,
+        )
+    from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
+
+    return TransformersEngine(
+        Path(config.model.path),
+        seed=config.run.seed,
+        slots=rollout.max_in_flight,
+        dtype=config.model.dtype,
+        deterministic=rollout.deterministic,
+        threads=rollout.threads,
+        device=device,
+    )
+
+
+def _make_current(device: str) -> None:
+    if device != CPU:
+        import torch  # noqa: PLC0415 - only where there are GPUs
+
+        torch.cuda.set_device(device)
+
+
+def scripted_vocabulary(config: Config, stop_token_ids: tuple[int, ...]) -> list[int]:
+    """Return the tokens that the scripted engine may emit: neither stops nor placeholders."""
+    model = model_config(config)
+    reserved: set[int | None] = set(stop_token_ids)
+    if "vision_config" in model:
+        reserved |= {model.get(name) for name in (*PLACEHOLDER_IDS, "pad_token_id")}
+    return [token for token in range(model["vocab_size"]) if token not in reserved]
+
+
+def model_config(config: Config) -> dict[str, Any]:
+    """Read the model's config.json; where it is one of several models, the text model's values come first."""
+    content: dict[str, Any] = json.loads((Path(config.model.path) / "config.json").read_text("utf-8"))
+    return {**content, **(content.get("text_config") or {})}
