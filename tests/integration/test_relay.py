@@ -287,7 +287,7 @@ class Above:
     """Stands for a store above that says what the test wants; the host below is real."""
 
     def __init__(self, host):
-        self.host, self.streams = host, []
+        self.host, self.streams, self.epoch = host, [], 0
 
     def __call__(self, stream):
         self.streams.append(stream)
