@@ -26,8 +26,11 @@ from typing import Any, Final, Protocol
 from transport.zmq_hub import Hub, Ready
 
 CHECK_S: Final = 0.002
-LIVELY_CHECK_S: Final = 0.008
-"""How seldom it is looked at who comes and goes; each look interrupts the thread that works."""
+LIVELY_CHECK_S: Final = 0.064
+"""How seldom it is looked at who comes and goes. A look costs more than its own time: it drives the threads
+of a call apart, onto several cores, and some tens of milliseconds pass before the kernel has them together
+again.
+"""
 
 
 class Read(Protocol):
