@@ -27,9 +27,7 @@ from transport.zmq_hub import Hub, Ready
 
 CHECK_S: Final = 0.002
 LIVELY_CHECK_S: Final = 0.064
-"""How seldom it is looked at who comes and goes. A look costs more than its own time: it drives the threads
-of a call apart, onto several cores, and some tens of milliseconds pass before the kernel has them together
-again.
+"""How seldom it is looked at who comes and goes. A look costs more than its own time; see decision 0010.
 """
 
 

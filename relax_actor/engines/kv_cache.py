@@ -83,7 +83,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transforme
     values: Tensor
 
     def __init__(self, rows: int, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.rows, self.capacity, self.length = rows, capacity, 0
         self.window = Window(first_row=0, positions=torch.zeros(0, 0, dtype=torch.int64))
 

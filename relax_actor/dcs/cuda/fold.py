@@ -54,7 +54,8 @@ def _folded_rest(words: Tensor, tail: Tensor, columns: Tensor, row: Tensor) -> T
 @lru_cache
 def _weights(device: str) -> tuple[Tensor, Tensor]:
     columns, rows = _mixed(0, ROW_WORDS) | 1, _mixed(ROW_WORDS, _MAX_ROWS) & ~np.uint64(1)
-    return tuple(torch.from_numpy(each.view(np.int64)).to(device) for each in (columns, rows))  # type: ignore[return-value]
+    first, second = (torch.from_numpy(each.view(np.int64)).to(device) for each in (columns, rows))
+    return first, second
 
 
 def _mixed(start: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":

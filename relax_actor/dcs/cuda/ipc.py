@@ -176,7 +176,7 @@ class _Runtime:
     """The CUDA runtime library that torch uses."""
 
     def __init__(self) -> None:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch types it not
         self.lib = ctypes.CDLL(_library())
         self.lib.cudaGetErrorString.restype = ctypes.c_char_p
         self.lib.cudaIpcOpenMemHandle.argtypes = [ctypes.POINTER(ctypes.c_void_p), _Handle, ctypes.c_uint]
@@ -213,12 +213,12 @@ class _Stream:
     """A torch stream."""
 
     def __init__(self, index: int) -> None:
-        self._stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]  # torch types it not
         self._entered: list[AbstractContextManager[object]] = []
 
     def __enter__(self) -> object:
         context = torch.cuda.stream(self._stream)
-        context.__enter__()  # type: ignore[no-untyped-call]
+        context.__enter__()  # type: ignore[no-untyped-call]  # torch types it not
         self._entered.append(context)
         return self
 
@@ -227,7 +227,7 @@ class _Stream:
 
     def mark(self) -> Mark:
         """Return the moment after everything queued so far."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch types it not
         event.record(self._stream)
         return _Event(event)
 
@@ -248,7 +248,7 @@ class _Event:
 
     def is_done(self) -> bool:
         """Whether the GPU has come to it."""
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
+        return bool(self.event.query())  # type: ignore[no-untyped-call]  # torch types it not
 
     def synchronize(self) -> None:
         """Wait for it."""
