@@ -94,6 +94,11 @@ class Engine(Protocol):
         """How many requests have been submitted and not returned."""
         ...
 
+    @property
+    def can_read_back(self) -> bool:
+        """Whether `weights` can show what is installed; such an engine is probed, and lends its weights."""
+        ...
+
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         """Replace the weights between two decode steps; requests in flight keep their tokens and go on.
 
@@ -120,7 +125,7 @@ class Engine(Protocol):
             Names and tensors on any device, not to be written to; they change with the next install.
 
         Raises:
-            EngineNotReadyError: no whole version is installed.
+            EngineNotReadyError: no whole version is installed, or the engine cannot read back.
             KeyError: no weight of this name was installed.
         """
         ...
