@@ -1,6 +1,7 @@
-"""Updates of a server that fails at every step: an error that names it, and never a version that is not there."""
+"""A server that fails at any step of an update: an error names it, and no version is there that is not."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from relax_actor.engines.sglang.weights import (
     Updater,
     UpdateRoute,
     UpdateSettings,
+    WeightPlacement,
 )
 from relax_actor.engines.sglang.weights.disk import CheckpointFiles, SharedMemoryFiles
 from relax_actor.ids import PolicyVersion
@@ -56,9 +58,9 @@ def serve() -> Iterator[Callable[..., tuple[WeightServer, PlainClient]]]:
 
 def updater_of(server: WeightServer, client: PlainClient, **fields: Any) -> Updater:
     """Make an updater whose buckets hold two weights each."""
-    files = fields.pop("files", ())
+    files, placement = fields.pop("files", ()), fields.pop("placement", None)
     fields = {"bucket_bytes": 512, "routes": (UpdateRoute.IPC,), "deadlines": PATIENT} | fields
-    return Updater(client, server, UpdateSettings(**fields), files=files)
+    return Updater(client, server, UpdateSettings(**fields), files=files, placement=placement)
 
 
 @pytest.mark.parametrize("version", [OLD, NEW])
@@ -98,7 +100,30 @@ def test_the_first_bucket_is_full_before_anything_is_paused(serve):
     )
 
     assert seen[:4] == [[], [], [], ["collected"]]
-    assert seen[4] == ["/pause_generation", "/begin_weight_update", TENSOR]  # the next is filled meanwhile
+    assert seen[4][:2] == ["/pause_generation", "/begin_weight_update"]
+
+
+def test_the_next_bucket_is_filled_while_the_server_loads_this_one(serve):
+    server, client = serve()
+    loading, filled = threading.Event(), threading.Event()
+    load = server.on_update_weights_from_tensor
+
+    def slow(body: dict[str, Any]) -> tuple[int, Any]:
+        loading.set()
+        return load(body) if filled.wait(20) else (500, "nobody fills the next bucket")
+
+    def source():
+        for number, each in enumerate(weights().items()):
+            if number == 4:  # the third bucket's, so the second was filled while the first was loaded
+                filled.set()
+            elif number == 3:
+                assert loading.wait(20)
+            yield each
+
+    server.on_update_weights_from_tensor = slow
+    updater_of(server, client).update(V1, source(), mode=UpdateMode.IN_PLACE)
+
+    assert server.weight_version == "1"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +286,7 @@ def test_files_in_shared_memory_are_a_model_folder(serve, tmp_path: Path):
 
 
 def test_the_next_route_is_taken_while_nothing_is_torn(serve, tmp_path: Path):
-    """A server that joins no group reads files instead, without a pause in between."""
+    """A group that has no meeting place is given up before the server has heard of it."""
     server, client = serve()
     model = tmp_path / "model"
     model.mkdir()
@@ -276,12 +301,25 @@ def test_the_next_route_is_taken_while_nothing_is_torn(serve, tmp_path: Path):
             model_path=model,
             scratch=tmp_path / "scratch",
             files=(SharedMemoryFiles(space),),
+            placement=WeightPlacement(address="no-such-host.invalid"),
+            deadlines=QUICK,
         )
 
         report = updater.update(V1, weights().items(), mode=UpdateMode.IN_PLACE)
 
     assert report.route is UpdateRoute.DISK
-    assert server.paths[:2] == ["/init_weights_update_group", "/pause_generation"]
+    assert server.paths[0] == "/pause_generation"
+
+
+def test_a_server_that_refuses_to_join_is_in_doubt(serve):
+    """One rank has answered; others may wait for ever."""
+    server, client = serve()
+    updater = updater_of(server, client, routes=tuple(UpdateRoute)[1:])
+
+    with pytest.raises(SglangUpdateError, match="joins nothing"):
+        updater.update(V1, weights().items(), mode=UpdateMode.IN_PLACE)
+
+    assert updater.is_torn
 
 
 def test_a_server_that_never_joins_is_in_doubt(serve):
@@ -348,8 +386,11 @@ def test_memory_that_does_not_come_back_is_doubt(serve, step, path):
     server.break_at(f"{path}_memory_occupation", "close")
     memory = ServerMemory(client, is_supported=True)
 
-    with pytest.raises(SglangUpdateError) as caught:
+    def lend() -> None:
         memory.release(in_flight=0)
         memory.resume()
+
+    with pytest.raises(SglangUpdateError) as caught:
+        lend()
 
     assert caught.value.step == step

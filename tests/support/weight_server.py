@@ -1,7 +1,7 @@
-"""A server with SGLang's calls for weights and nothing else: as strict as the real one, and unreliable on demand.
+"""A server with SGLang's calls for weights and nothing else: as strict as the real one, unreliable on demand.
 
-It runs in a thread of the test, keeps what it is sent, and follows SGLang's rules: no bucket outside of a session
-(from 0.5.21 on), no flush with requests, an unpickler that builds nothing that is not on its list.
+It runs in a thread of the test, keeps what it is sent, and follows SGLang's rules: no bucket outside of a
+session (from 0.5.21 on), no flush with requests, an unpickler that builds nothing that is not on its list.
 """
 
 import base64
@@ -188,6 +188,7 @@ class WeightServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
+    wbufsize = -1  # one packet an answer
     server_state: WeightServer
 
     def do_GET(self) -> None:
