@@ -4,11 +4,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import RequestError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
+from relax_actor.rl.routing import splice
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -66,14 +68,22 @@ class RunningSample:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
-    def completion(self, reason: FinishReason) -> Completion:
-        """Return what is handed to the rollout."""
+    def completion(self, reason: FinishReason, routes: npt.NDArray[np.int32] | None = None) -> Completion:
+        """Return what is handed to the rollout.
+
+        Args:
+            reason: why it has no further tokens.
+            routes: the experts of all its tokens but the last, as this engine computed them; those of the
+                prefix stay as they were. None where the engine records none, or has not begun.
+        """
+        kept = self.request.prefix.routed_experts
         return Completion(
             request=self.request,
             tokens=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
             finish_reason=reason,
+            routed_experts=kept if routes is None else splice(kept, routes, self.request.key),
         )
 
 
