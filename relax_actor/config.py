@@ -150,7 +150,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     r3_tolerance_frac: float = 0.1
     """`check` only: share of a pass' tokens and layers that may be routed elsewhere before it is an error."""
     mismatch_alarm: float = 0.1
-    """Mean difference of trainer's and rollout's log-probs, nats, above which an event tells of it; 0: never."""
+    """Mean difference of trainer's and rollout's log-probs, in nats, that an event tells of; 0 is never."""
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -219,9 +219,9 @@ class RoutingMismatchError(RelaxError):
         self.recorded, self.own = tuple(recorded), tuple(own)
         self.differing_frac, self.tolerance_frac = differing_frac, tolerance_frac
         super().__init__(
-            f"the trainer routes {differing_frac:.2%} of all tokens and layers to other experts than the rollout "
-            f"(tolerated: {tolerance_frac:.2%}); the first is token {token}, layer {layer} of sample {sample[1]} "
-            f"of group {sample[0]}: {list(self.recorded)} recorded, {list(self.own)} now\n\n"
+            f"the trainer routes {differing_frac:.2%} of all tokens and layers to other experts than the "
+            f"rollout (tolerated: {tolerance_frac:.2%}); the first is token {token}, layer {layer} of "
+            f"sample {sample[1]} of group {sample[0]}: {list(recorded)} recorded, {list(own)} now\n\n"
             "hint: a few per cent are rounding in bfloat16 and a newer policy version; much more is another "
             "model, another order of layers or experts, or an engine that records something else"
         )
