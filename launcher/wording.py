@@ -40,6 +40,7 @@ def summary_lines(state: RunState) -> list[str]:
         lines.append(f"reward     {_float(step.get('reward_mean'))}   {sparkline(rewards)}")
         lines.append(_speed(step))
         lines.append(f"staleness  {histogram(step.get('staleness'))}")
+    if "mismatch_abs" in step:
         lines.append(f"log-probs  {_mismatch(step)}")
     lines += [f"eval       {_eval(event)}" for event in state.evals.values()]
     if state.ledger:

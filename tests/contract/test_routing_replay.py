@@ -1,4 +1,4 @@
-"""Routed experts from the engine that samples to the backend that trains: what they record is what they replay."""
+"""Routed experts, from the engine that records them to the backend that replays them."""
 
 from pathlib import Path
 
@@ -170,7 +170,7 @@ def test_replayed_logprobs_are_the_rollouts(folder):
 
 
 def test_the_recorded_experts_are_the_ones_that_compute(folder):
-    """The log-probs of other experts are other log-probs, and equal those of a model that is made to take them."""
+    """Other experts give other log-probs: those of a model that is made to take them."""
     backend = backend_of(folder)
     batch = [sequence(folder, done) for done in sampled(engine_of(backend, folder))]
     for each in batch:
