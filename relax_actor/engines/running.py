@@ -10,7 +10,7 @@ from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import RequestError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
-from relax_actor.rl.routing import splice
+from relax_actor.rl.routing import check_length, splice
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -29,6 +29,7 @@ class RunningSample:
 
         Raises:
             RequestError: nothing may follow the prefix, or it is not one log-prob and version a token.
+            RoutedExpertsError: the prefix has routes, and they are not those of as many tokens.
         """
         prefix = request.prefix
         sample = cls(
@@ -41,6 +42,9 @@ class RunningSample:
         if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.versions):
             lengths = f"{len(prefix.tokens)} tokens, {len(prefix.logprobs)} log-probs"
             raise RequestError(request.key, f"has a prefix of {lengths}, {len(prefix.versions)} versions")
+        routes = prefix.routed_experts
+        if routes is not None:
+            check_length(routes, len(request.prompt), len(prefix.tokens), request.key)
         if sample.finish_reason is not None:
             raise RequestError(request.key, f"its prefix has come to its end: {sample.finish_reason}")
         return sample

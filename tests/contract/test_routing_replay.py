@@ -12,6 +12,7 @@ from relax_actor.engines.base import Completion, Prefix, Request, SamplingParams
 from relax_actor.engines.transformers_engine import TransformersEngine
 from relax_actor.errors import RoutedExpertsError, RoutingMismatchError, UnsupportedRoutingError
 from relax_actor.rl.routing import DENSE, layout_of, pack, unpack
+from relax_actor.trainers import torch_backend
 from relax_actor.trainers.base import TrainSequence
 from relax_actor.trainers.torch_backend import TorchBackend
 
@@ -45,7 +46,7 @@ PARAMS = SamplingParams(max_new_tokens=9, temperature=0.8)
 
 def save_model(folder: Path, kind: str, **options) -> Path:
     torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SIZES, **KINDS.get(kind, {}), **options)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **KINDS.get(kind, {}), **options})
     getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     return folder
 
@@ -293,6 +294,31 @@ def test_a_sample_that_is_aborted_before_it_begins_has_the_routes_of_its_prefix(
     engine.submit(requests(1, 1, prefix))
     (aborted,) = engine.abort([(0, 0)])
     assert (aborted.routed_experts == kept).all()
+
+
+@pytest.mark.parametrize("rows", [6, 8])
+def test_a_prefix_with_routes_of_another_length_is_refused(moe, rows):
+    prefix = Prefix(
+        tokens=(3, 4), logprobs=(-1.0, -1.0), versions=(0, 0), routed_experts=np.zeros((rows, 3, 2))
+    )
+    engine = engine_of(backend_of(moe), moe)
+    with pytest.raises(RoutedExpertsError, match="6 prompt and 2 response tokens have 7"):
+        engine.submit(requests(1, 1, prefix))
+    assert engine.in_flight == 0
+
+
+def test_experts_beyond_a_byte_are_recorded_and_replayed(tmp_path):
+    folder = save_model(tmp_path, "Qwen3Moe", num_experts=300, moe_intermediate_size=4)
+    backend = backend_of(folder)
+    batch = [sequence(folder, done) for done in sampled(engine_of(backend, folder))]
+    assert batch[0].routed_experts.dtype == np.uint16
+    assert max(int(each.routed_experts.max()) for each in batch) > 255
+    assert apart(backend, batch) < 1e-5
+
+
+def test_a_model_that_reads_images_cannot_be_replayed():
+    with pytest.raises(UnsupportedRoutingError, match="reads images"):
+        torch_backend._start_replay(object(), Path("folder"), R3)
 
 
 def test_routes_stay_with_their_sample_while_others_leave_and_join(moe):
