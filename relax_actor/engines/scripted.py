@@ -60,6 +60,8 @@ class ScriptedEngine(Lockstep):
         clock: what `token_s` is measured on.
     """
 
+    can_read_back = True
+
     def __init__(
         self,
         *,
