@@ -44,8 +44,6 @@ class BatchingEngine(Lockstep):
         slots: how many samples are decoded at once.
     """
 
-    can_read_back = True
-
     def __init__(self, decoder: Network, batching: Batching, *, seed: int, slots: int) -> None:
         self._decoder, self._batching = decoder, batching
         self._seed, self._slots = seed, slots

@@ -55,7 +55,9 @@ class Request:
         token = (sum(self.prompt) + sum(self.tokens)) % 97 + 3
         self.tokens.append(token)
         if self.spans[-1]["version"] != version:
-            self.spans.append({"version": version, "start": len(self.tokens) - 1, "end": len(self.tokens) - 1})
+            self.spans.append(
+                {"version": version, "start": len(self.tokens) - 1, "end": len(self.tokens) - 1}
+            )
         self.spans[-1]["end"] = len(self.tokens)
         if token in self.stops:
             self.end({"type": "stop", "matched": token})
@@ -242,8 +244,6 @@ class Fake:
 
     async def flush_cache(self, _: web.Request) -> web.Response:
         return web.json_response({}, status=400 if self.requests else 200)
-
-
 
 
 def main() -> None:

@@ -103,7 +103,7 @@ class SglangEngine:
         log: Path,
         update_mode: str = "auto",
         health_s: float = 15.0,
-        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
+        around: Surroundings = Surroundings(),
     ) -> None:
         self._settings, self._vocabulary, self._around = server, vocabulary, around
         self._state = EngineState.DOWN
@@ -150,8 +150,13 @@ class SglangEngine:
         return len(self._generation.keys)
 
     @property
-    def nap_s(self) -> float | None:
+    def nap_s(self) -> float:
         """Until the server is asked whether it lives."""
+        return self._health.next_s
+
+    @property
+    def idle_s(self) -> float | None:
+        """The same: a server can die while nothing is asked of it."""
         return self._health.next_s
 
     @property

@@ -20,7 +20,14 @@ from relax_actor.engines.base import Completion
 from relax_actor.engines.errors import RequestError
 from relax_actor.engines.randomness import sample_seed
 from relax_actor.engines.running import RunningSample
-from relax_actor.engines.sglang.answers import Answer, Key, parse, policy_version, token_versions, unpack_routes
+from relax_actor.engines.sglang.answers import (
+    Answer,
+    Key,
+    parse,
+    policy_version,
+    token_versions,
+    unpack_routes,
+)
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import FinishReason
@@ -117,9 +124,7 @@ class Generation:
         for sample in samples:
             key = sample.request.key
             self._waiting.pop(key, None)
-            flight = Flight(
-                sample=sample, rid=uuid.uuid4().hex, begun=len(sample.tokens), version=version
-            )
+            flight = Flight(sample=sample, rid=uuid.uuid4().hex, begun=len(sample.tokens), version=version)
             self._flights[key] = flight
             self._begin(flight, self._body(flight))
 
@@ -143,16 +148,18 @@ class Generation:
     def lengths(self) -> dict[Key, int]:
         """Return how many tokens every sample in flight is known to have."""
         self._look()
-        return {sample.request.key: len(sample.tokens) for sample in self._running()}
+        done = {each.request.key: len(each.tokens) for each in self._finished}
+        return done | {sample.request.key: len(sample.tokens) for sample in self._running()}
 
     def peek(self, keys: Iterable[Key]) -> list[Completion]:
         """Return what is known of samples that go on."""
         self._look()
         wanted = set(keys)
+        done = [each for each in self._finished if each.request.key in wanted]
+        running = [sample for sample in self._running() if sample.request.key in wanted]
         return [
-            self._completion(sample, FinishReason.ABORT)
-            for sample in self._running()
-            if sample.request.key in wanted
+            *(msgspec.structs.replace(each, finish_reason=FinishReason.ABORT) for each in done),
+            *(self._completion(sample, FinishReason.ABORT) for sample in running),
         ]
 
     def abort(self, keys: Iterable[Key]) -> list[Completion]:
@@ -285,8 +292,9 @@ class Generation:
         shape, key = self._settings.expert_shape, flight.sample.request.key
         if shape is None or not answer.routes:
             return
-        old, new = self._routes.get(key, flight.sample.request.prefix.routed_experts), unpack_routes(
-            answer.routes, shape, key
+        old, new = (
+            self._routes.get(key, flight.sample.request.prefix.routed_experts),
+            unpack_routes(answer.routes, shape, key),
         )
         self._routes[key] = new if old is None else np.concatenate([old, new[len(old) :]])
 
