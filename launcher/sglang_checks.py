@@ -49,9 +49,9 @@ def _devices(config: Config, gpus: int, where: Callable[[str], str]) -> Iterator
 
 
 def _why_not(python: str, env: dict[str, str]) -> str:
-    own = (
-        os.environ if python == sys.executable else {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    )
+    own = dict(os.environ)
+    if python != sys.executable:  # as the server's own environment
+        own.pop("PYTHONPATH", None)
     try:
         done = subprocess.run(
             [python, "-c", _FIND], env={**own, **env}, capture_output=True, check=False, timeout=LOOK_S

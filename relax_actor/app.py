@@ -226,7 +226,7 @@ def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
     """Return what each zygote imports: the torch one also the model's own code, where transformers has it."""
     model_type = json.loads((Path(config.model.path) / "config.json").read_text()).get("model_type", "")
     code = f"transformers.models.{model_type}.modeling_{model_type}"
-    server = ("relax_actor.roles.sglang_engine",)
+    server = ("relax_actor.roles.sglang_engine",) if config.rollout.engine == "sglang" else ()
     known = find_spec(f"transformers.models.{model_type}") is not None if model_type else False
     return {
         "default": ("relax_actor.roles.queue",),

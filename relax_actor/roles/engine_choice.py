@@ -34,12 +34,13 @@ def make_rollout_engine(
     from relax_actor.roles.sglang_engine import make_sglang_engine  # noqa: PLC0415 - only where it is used
 
     groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    fds: tuple[int, ...] = ()
     if rollout.spares and groups != [(CPU,)]:
         # Spares begin at the other end, so that replicas find their own.
         taken = claim(context.run_dir / "gpus", groups, first=-1 if context.is_spare else context.replica)
         devices, fds = taken.devices, (taken.fd,)
     else:
-        devices, fds = groups[context.replica % len(groups)], ()
+        devices = groups[context.replica % len(groups)]
     _make_current(devices[0])
     return make_sglang_engine(config, context, devices, keep_fds=fds), devices[0]
 

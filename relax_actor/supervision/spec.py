@@ -109,7 +109,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     spares: int = 0
     """How many processes wait, constructed but nameless, to take over at once where a replica dies."""
     claims_devices: bool = False
-    """Whether each of its processes finds one of `devices` that is free by itself, so that a spare may too."""
+    """Whether each of its processes finds free ones of `devices` by itself, so that a spare may too."""
     hang_after_s: float | None = None
     """Kill it when it is busy and has finished nothing and reported no progress for so long."""
     gang: bool = False

@@ -1,7 +1,7 @@
 """A process that answers like an SGLang server: scripted tokens, and whatever may go wrong with one.
 
-It knows SGLang's command line as far as the engine uses it, so that `sglang_python` can point to a script that
-runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
+It knows SGLang's command line as far as the engine uses it, so that `sglang_python` can point to a script
+that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
 
     version         what it says it is
     token_s         seconds a token takes
@@ -79,7 +79,8 @@ class Fake:
         self.stream_interval = int(option("--stream-interval", "1"))
         self.requests: dict[str, Request] = {}
         self.calls: dict[str, int] = {}
-        self.paused = False
+        self.running = asyncio.Event()
+        self.running.set()
         self.in_session = False
         self.log: list[str] = []
         self.cut_off = int(self.script.get("cut_off", 0))
@@ -104,10 +105,11 @@ class Fake:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", int(option("--port")), reuse_address=True).start()
-        print("The server is fired up and ready to roll!", flush=True)
+        sys.stdout.write("The server is fired up and ready to roll!\n")
+        sys.stdout.flush()
         while True:
             await asyncio.sleep(float(self.script.get("token_s", 0.002)))
-            if not self.paused:
+            if self.running.is_set():
                 for request in list(self.requests.values()):
                     self.advance(request)
 
@@ -163,8 +165,7 @@ class Fake:
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        while self.paused:
-            await asyncio.sleep(0.005)
+        await self.running.wait()
         request = Request(body, self.version)
         if not self.script.get("never_generate"):
             self.requests[request.rid] = request
@@ -219,14 +220,14 @@ class Fake:
     # -- weights
 
     async def pause_generation(self, http: web.Request) -> web.Response:
-        self.paused = True
+        self.running.clear()
         if (await http.json()).get("mode", "abort") == "abort":
             for request in self.requests.values():
                 request.end({"type": "abort", "message": "Aborted"})
         return web.json_response({})
 
     async def continue_generation(self, _: web.Request) -> web.Response:
-        self.paused = False
+        self.running.set()
         return web.json_response({})
 
     async def begin_weight_update(self, _: web.Request) -> web.Response:
@@ -249,7 +250,7 @@ class Fake:
 def main() -> None:
     script = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
     if script.get("die_at_start"):
-        print("ValueError: no such model", flush=True)
+        sys.stdout.write("ValueError: no such model\n")
         sys.exit(3)
     time.sleep(float(script.get("slow_start_s", 0)))
     asyncio.run(Fake().run())

@@ -187,7 +187,7 @@ class SglangEngine:
             self._move(EngineTrigger.UNTOUCHED)
             raise
 
-    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
+    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":  # noqa: ARG002 - of all engines
         """Refuse: SGLang shows no weights of most models.
 
         Raises:
