@@ -232,7 +232,7 @@ def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
         "default": ("relax_actor.roles.queue",),
         "torch": (
             *TORCH_MODULES,
-            *(server if config.rollout.engine == "sglang" else ()),
+            *server,
             *((code,) if known else ()),
         ),
     }

@@ -13,16 +13,19 @@ that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
     cut_off         how many requests it cuts off unasked
     bad             field -> what /generate answers for it instead
     kv_tokens       what its cache holds
+    once            a file: where it is there already, all of this but `token_s` is forgotten; else it is made
 
 It is a double of the server, not of our code: tests/sglang holds the real one to the same.
 """
 
 import asyncio
+import functools
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -35,6 +38,26 @@ def option(name: str, default: str = "") -> str:
     words = sys.argv
     places = [place for place, word in enumerate(words) if word == name]
     return words[places[-1] + 1] if places else default
+
+
+@functools.cache
+def script() -> dict[str, Any]:
+    """Return what it is told to do wrong."""
+    told = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
+    if "once" in told:
+        mark = Path(told["once"])
+        if mark.exists():
+            return {"token_s": told.get("token_s", 0.002)}
+        mark.touch()
+    return told
+
+
+def stand_in(folder: Path) -> Path:
+    """Make what `rollout.sglang_python` may be: it runs this file, whatever it is asked to run."""
+    path = folder / "fake-python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 class Request:
@@ -74,7 +97,7 @@ class Fake:
     """The server."""
 
     def __init__(self) -> None:
-        self.script = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
+        self.script = script()
         self.version = option("--weight-version", "default")
         self.stream_interval = int(option("--stream-interval", "1"))
         self.requests: dict[str, Request] = {}
@@ -248,11 +271,11 @@ class Fake:
 
 
 def main() -> None:
-    script = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
-    if script.get("die_at_start"):
+    told = script()
+    if told.get("die_at_start"):
         sys.stdout.write("ValueError: no such model\n")
         sys.exit(3)
-    time.sleep(float(script.get("slow_start_s", 0)))
+    time.sleep(float(told.get("slow_start_s", 0)))
     asyncio.run(Fake().run())
 
 
