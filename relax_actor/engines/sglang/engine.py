@@ -350,8 +350,10 @@ class SglangEngine:
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Go down, and say why: by the name of the process that died, where one did."""
-        if isinstance(error, ServerGoneError) and self._has_died.wait(LAST_WORDS_S):
-            error = ServerGoneError(self._death)
+        died = any(isinstance(each, ServerGoneError) for each in _causes(error))
+        if died and self._has_died.wait(LAST_WORDS_S):
+            self._go_down(self._death)
+            raise ServerGoneError(self._death) from error
         self._go_down(str(error).partition("\n")[0])
         raise error
 
@@ -371,6 +373,13 @@ class SglangEngine:
 
     def _move(self, trigger: EngineTrigger) -> None:
         self._state = move(self._state, trigger)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 class _Collected:
