@@ -14,7 +14,7 @@ from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
 from relax_actor.node.names import file_stem
-from relax_actor.roles.engine_choice import model_config
+from relax_actor.roles.engine_choice import model_config, route_layout
 from transport.shm import ShmSpace
 
 GROUPS_OF_PATIENCE = 2
@@ -32,14 +32,14 @@ def make_sglang_engine(
         devices: torch's names of the GPUs it has, or the CPU.
         keep_fds: descriptors that stay open as long as the server lives.
     """
-    model = model_config(config)
-    rollout = config.rollout
+    model, rollout, routes = model_config(config), config.rollout, route_layout(config)
     return SglangEngine(
         server_settings(config, devices, context_tokens=model["max_position_embeddings"], keep_fds=keep_fds),
         GenerationSettings(
             seed=config.run.seed,
             deterministic=rollout.deterministic,
             stream=rollout.chunk_tokens > 0,
+            expert_shape=None if routes is None else (routes.layers, routes.top_k),
             deadline_s=GROUPS_OF_PATIENCE * max(config.queue.group_deadline_s, rollout.lease_s),
         ),
         lambda client, found: _updater(config, context, devices, client, found),
@@ -74,6 +74,7 @@ def server_settings(
         tp=rollout.tensor_parallel,
         mem_fraction=rollout.mem_fraction,
         deterministic=rollout.deterministic,
+        routed_experts=config.train.use_r3,
         stream_tokens=rollout.chunk_tokens,
         args=rollout.sglang_args,
         env=rollout.sglang_env,

@@ -32,6 +32,7 @@ from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, Se
 from relax_actor.engines.sglang.weights.borders import as_sampled
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import FinishReason
+from relax_actor.rl.routing import splice
 
 ABORT_S = 30.0
 """How long requests that are cut off may take to come back."""
@@ -301,11 +302,8 @@ class Generation:
         shape, key = self._settings.expert_shape, flight.sample.request.key
         if shape is None or not answer.routes:
             return
-        old, new = (
-            self._routes.get(key, flight.sample.request.prefix.routed_experts),
-            unpack_routes(answer.routes, shape, key),
-        )
-        self._routes[key] = new if old is None else np.concatenate([old, new[len(old) :]])
+        old = self._routes.get(key, flight.sample.request.prefix.routed_experts)
+        self._routes[key] = splice(old, unpack_routes(answer.routes, shape, key), key)
 
     def _end(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key
@@ -327,9 +325,7 @@ class Generation:
         return completion
 
     def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
-        completion = sample.completion(reason)
-        completion.routed_experts = self._routes.get(sample.request.key)
-        return completion
+        return sample.completion(reason, self._routes.get(sample.request.key))
 
     def _running(self) -> list[RunningSample]:
         return [*(flight.sample for flight in self._flights.values()), *self._waiting.values()]

@@ -20,7 +20,7 @@ class Server:
             raise DeadlineError(path, deadline_s)
         return {"loads": [{"timestamp": object(), "num_used_tokens": self.used}]}
 
-    def start(self, path, body=None, *, deadline_s):
+    def start(self, *_, **__):
         self.asked.append(Future())
         return self.asked[-1]
 

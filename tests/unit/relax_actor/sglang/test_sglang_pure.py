@@ -21,6 +21,7 @@ from relax_actor.protocol import FinishReason
 PAGE = Path(__file__).parents[4] / "docs" / "concepts" / "sglang.md"
 PORTS = Ports(http=7001, nccl=7002)
 KEY = (3, 1)
+LOGPROBS = "meta_info.output_token_logprobs"
 
 
 @pytest.mark.parametrize("state", EngineState)
@@ -186,8 +187,14 @@ def test_a_request_cut_off_in_the_queue_has_no_tokens_and_nothing_about_them():
         (answer(finish_reason=None), "meta_info.finish_reason"),
         (answer(finish="odd"), "meta_info.finish_reason"),
         (answer(output_token_logprobs=[[-0.25, 5, None]]), "meta_info.output_token_logprobs"),
-        (answer(output_token_logprobs=[[-0.25, 5, None], [-1.0, 9, None]]), "meta_info.output_token_logprobs"),
-        (answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]), "meta_info.output_token_logprobs"),
+        (
+            answer(output_token_logprobs=[[-0.25, 5, None], [-1.0, 9, None]]),
+            "meta_info.output_token_logprobs",
+        ),
+        (
+            answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]),
+            "meta_info.output_token_logprobs",
+        ),
         (answer(weight_versions=[{"version": "2"}]), "meta_info.weight_versions"),
     ],
 )
@@ -201,7 +208,9 @@ def test_an_event_in_the_middle_of_a_stream_has_no_reason_to_finish():
     assert parse(answer(finish_reason=None), KEY, is_event=True).finish is None
 
 
-@pytest.mark.parametrize("spans", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 2)], [(0, 3), (3, 1)], []], ids=str)
+@pytest.mark.parametrize(
+    "spans", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 2)], [(0, 3), (3, 1)], []], ids=str
+)
 def test_spans_with_gaps_or_overlaps_are_refused(spans):
     with pytest.raises(PartialRolloutFormatError):
         token_versions([Span(version="4", start=a, end=b) for a, b in spans], 3, KEY)
