@@ -25,7 +25,7 @@ from relax_actor.engines.sglang.errors import (
 from relax_actor.engines.sglang.generation import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
-from relax_actor.engines.sglang.weights import Deadlines, Updater, UpdateSettings
+from relax_actor.engines.sglang.weights import Deadlines, MemoryTag, Updater, UpdateSettings
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
 
@@ -485,7 +485,7 @@ def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(
     engine.check()
     engine.sleep()  # again: nothing is asked twice
 
-    engine.wake(["weights"])
+    engine.wake([MemoryTag.WEIGHTS])
     assert engine.state is EngineState.ASLEEP
     engine.wake()
     assert (engine.state, engine.version) == (EngineState.UNSYNCED, None)
