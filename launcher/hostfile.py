@@ -194,7 +194,9 @@ class _Reader:
     def _add(self, place: Place, host: HostWord, said: dict[str, Any]) -> None:
         fields = {_FIELD_OF.get(key, key): value for key, value in said.items()}
         common = {"user": host.user, "slots": fields.get(":n"), "where": str(place)} | fields
-        known = {field: value for field, value in common.items() if field in HostEntry.__struct_fields__}
+        known: dict[str, Any] = {
+            field: value for field, value in common.items() if field in HostEntry.__struct_fields__
+        }
         for name in host.names:
             key = name.lower()
             if before := self._places.get(key):
