@@ -75,7 +75,7 @@ def needs_of(config: Config, rooms: Sequence[Room], asked: GpuOptions, *, shares
         asked: GPUs by number.
         shares: whether rollouts may share GPUs where there are too few.
     """
-    some = any(room.gpus for room in rooms)
+    some = any(room.gpus for room in rooms) or bool(asked.total or asked.train or asked.rollout)
     rollouts_compute = config.rollout.engine != "scripted" and _on_gpu(config.rollout.device, some=some)
     trains = _on_gpu(config.train.device, some=some)
     return Needs(
@@ -230,7 +230,7 @@ def _is_only_one(needs: Needs, rooms: Sequence[Room]) -> bool:
 
 
 def _rollout_seats(needs: Needs, stalls: Sequence[_Stall]) -> list[Seat]:
-    """Give each rollout a set; a heap has the host whose turn it is, since a thousand may be looked through."""
+    """Give each rollout a set; a heap has the host whose turn it is, since there may be a thousand."""
     turns = [(_turn(needs, stall), index) for index, stall in enumerate(stalls) if stall.has_room]
     heapq.heapify(turns)
     sharing = [stall for stall in stalls if stall.can_share]
