@@ -5,6 +5,10 @@ import json
 import msgspec
 import pytest
 
+from launcher.asking import ask
+from launcher.hostfile import parse
+from launcher.options import GpuOptions
+from launcher.placing import needs_of, place, rooms
 from launcher.plan import make_plan, plan_json, render, write_plan
 from launcher.runfolder import RunFolder
 from launcher.settings import load
@@ -57,3 +61,50 @@ def test_a_plan_is_written_with_the_configuration_it_came_from(plan, config, tmp
     assert load(folder.resolved) == msgspec.structs.replace(
         config, run=msgspec.structs.replace(config.run, dir=str(folder.path / config.run.dir))
     )
+
+
+@pytest.fixture
+def plan_of(config):
+    """Plan a run over the hosts of a hostfile."""
+
+    def make(text: str, *, replicas: int = 1, **words):
+        rollout = msgspec.structs.replace(config.rollout, replicas=replicas)
+        changed = msgspec.structs.replace(config, rollout=rollout)
+        there = rooms(parse(text), {})
+        options = ask({"--hosts": "a"} | words, {}, has_srun=False)
+        placement = place(needs_of(changed, there, GpuOptions()), there)
+        return make_plan(changed, rows=4, options=options, rooms=there, placement=placement)
+
+    return make
+
+
+def test_hosts_and_places_are_shown_and_values_of_variables_hidden(plan_of):
+    plan = plan_of(
+        "node01 slots=4\nnode[02-03] slots=2\ngpu-a gpus=GPU-1,GPU-2 role=rollout\n[fd00::1]\n",
+        replicas=8,
+        **{"--env": ("TOKEN=secret",), "--port-range": "20000-20999", "--venv": "/venv", "--ifname": "ib0"},
+    )
+
+    text = render(plan)
+    assert (
+        text.partition("\n\nhosts")[2].partition("\n\nloop")[0]
+        == """ (ssh, 5)
+  host         GPUs              memory  shared memory
+  node01       0-3               13 MiB        2.0 GiB
+  node[02-03]  0-1               13 MiB          6 KiB
+  gpu-a        GPU-[1-2]         13 MiB          6 KiB
+  fd00--1      asked at the start  7 MiB        6 KiB
+"""
+    )
+    assert "secret" not in text + plan_json(plan)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_host_alone_has_places_too(plan_of):
+    assert "hosts (local, 1)" in render(plan_of("local:2", **{"--hosts": None}))
+
+
+def test_hosts_of_an_allocation_are_not_known_yet(config):
+    options = ask({}, {"SLURM_JOB_ID": "17"}, has_srun=True)
+
+    assert "hosts (slurm: those of the allocation)\n" in render(make_plan(config, rows=4, options=options))
