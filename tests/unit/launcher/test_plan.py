@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 from launcher.asking import ask
+from launcher.estimate import Estimate
 from launcher.hostfile import parse
-from launcher.options import GpuOptions
-from launcher.placing import needs_of, place, rooms
+from launcher.hostplan import plan_hosts, render_hosts
+from launcher.options import GpuOptions, LaunchOptions
+from launcher.placing import Needs, needs_of, place, rooms
 from launcher.plan import make_plan, plan_json, render, write_plan
 from launcher.runfolder import RunFolder
 from launcher.settings import load
@@ -86,18 +88,50 @@ def test_hosts_and_places_are_shown_and_values_of_variables_hidden(plan_of):
     )
 
     text = render(plan)
-    assert (
-        text.partition("\n\nhosts")[2].partition("\n\nloop")[0]
-        == """ (ssh, 5)
-  host         GPUs              memory  shared memory
-  node01       0-3               13 MiB        2.0 GiB
-  node[02-03]  0-1               13 MiB          6 KiB
-  gpu-a        GPU-[1-2]         13 MiB          6 KiB
-  fd00--1      asked at the start  7 MiB        6 KiB
-"""
-    )
+    shown = text.partition("\n\nhosts")[2].partition("\n\nloop")[0]
+    assert shown.splitlines() == [
+        " (ssh, 5)",
+        "  host         GPUs                memory  shared memory",
+        "  node01       0-3                  4 MiB        2.0 GiB",
+        "  node[02-03]  0-1                  4 MiB          6 KiB",
+        "  gpu-a        GPU-1,GPU-2          2 MiB          6 KiB",
+        "  fd00--1      asked at the start   2 MiB          6 KiB",
+        "  variables    TOKEN=***",
+        "  python       /venv/bin/python",
+        "  folder       as here",
+        "  network      ib0, ports 20000-20999",
+        "",
+        "placement",
+        "  host         GPUs   actors",
+        "  node01              queue,prompts,reward,store-0",
+        "  node01       1-2    rollout/[0-1]",
+        "  node01       0      trainer",
+        "  node[02-03]  0-1    rollout/[2-5]",
+        "  node[02-03]         store-[1-2]",
+        "  gpu-a        GPU-1  rollout/6",
+        "  gpu-a               store-3",
+        "  fd00--1             rollout/7",
+        "  fd00--1             store-4",
+    ]
     assert "secret" not in text + plan_json(plan)
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_groups_of_gpus_are_told_apart():
+    there = rooms(parse("a:8\nb:8"), {})
+    placement = place(Needs(replicas=3, gpus_each=4, trainer_gpus=1), there)
+    actors = ["rollout/0", "rollout/1", "rollout/2", "trainer"]
+    need = Estimate(parameters=1, trainer_bytes=1, rollout_bytes=1, policy_bytes=1, queue_bytes=1)
+
+    lines = render_hosts(plan_hosts(LaunchOptions(), there, placement, actors, need))
+
+    assert lines[-5:] == [
+        "  a     [1-4]        rollout/0",
+        "  a     0            trainer",
+        "  a                  store-0",
+        "  b     [0-3] [4-7]  rollout/[1-2]",
+        "  b                  store-1",
+    ]
 
 
 def test_a_host_alone_has_places_too(plan_of):
