@@ -8,6 +8,7 @@ from relax_actor.actor import Context
 from relax_actor.config import Config
 from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device
 from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
+from relax_actor.rl.routing import RouteLayout, layout_of
 from relax_actor.roles.claims import claim
 
 
@@ -84,7 +85,17 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = C
         deterministic=rollout.deterministic,
         threads=rollout.threads,
         device=device,
+        record_routes=config.train.use_r3,
     )
+
+
+def route_layout(config: Config) -> RouteLayout | None:
+    """Return what the routed experts of the model look like; None where nobody wants them.
+
+    Raises:
+        UnsupportedRoutingError: they are wanted of a model that has none, or of an unknown kind.
+    """
+    return layout_of(model_config(config)) if config.train.use_r3 else None
 
 
 def _make_current(device: str) -> None:

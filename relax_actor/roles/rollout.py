@@ -23,7 +23,7 @@ from relax_actor.faults import point
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
-from relax_actor.roles.engine_choice import make_rollout_engine, sampling_params
+from relax_actor.roles.engine_choice import make_rollout_engine, route_layout, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
@@ -68,6 +68,7 @@ class Rollout(LendingActor):
         rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
+        self._routes = route_layout(config)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
         self._queue = self.ctx.ref("queue", TransferQueue)
@@ -182,7 +183,7 @@ class Rollout(LendingActor):
                 media=media,
                 prefix=prefix,
             )
-            for index, prefix in prefixes(lease, self._reader).items()
+            for index, prefix in prefixes(lease, self._reader, self._routes).items()
         ]
 
     def _forget(self, lease: PromptLease) -> None:
@@ -196,7 +197,7 @@ class Rollout(LendingActor):
         finished = [done for done in completions if not point("finished")]
         if not finished:
             return
-        rows = write_rows(self._writer, finished)
+        rows = write_rows(self._writer, finished, self._routes)
         point("tensors_written")
         samples = [
             SampleReady(
@@ -210,6 +211,7 @@ class Rollout(LendingActor):
                 newest_version=version_span(done.versions)[1],
                 finish_reason=done.finish_reason,
                 continued_tokens=len(done.request.prefix.tokens),
+                routed_experts=row.get("routed_experts"),
             )
             for done, row in zip(finished, rows, strict=True)
         ]
@@ -231,7 +233,7 @@ class Rollout(LendingActor):
         unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
         if not unfinished:
             return
-        rows = write_rows(self._writer, unfinished)
+        rows = write_rows(self._writer, unfinished, self._routes)
         point("chunk_written")
         self._putting.send(
             [

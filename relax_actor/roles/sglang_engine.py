@@ -1,5 +1,6 @@
 """The engine `sglang` of a rollout: its server, its weights' way and its place, out of the configuration."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
 from relax_actor.node.names import file_stem
-from relax_actor.roles.engine_choice import model_config
+from relax_actor.roles.engine_choice import model_config, route_layout
 from transport.shm import ShmSpace
 
 GROUPS_OF_PATIENCE = 2
@@ -32,14 +33,14 @@ def make_sglang_engine(
         devices: torch's names of the GPUs it has, or the CPU.
         keep_fds: descriptors that stay open as long as the server lives.
     """
-    model = model_config(config)
-    rollout = config.rollout
+    model, rollout, routes = model_config(config), config.rollout, route_layout(config)
     return SglangEngine(
         server_settings(config, devices, context_tokens=model["max_position_embeddings"], keep_fds=keep_fds),
         GenerationSettings(
             seed=config.run.seed,
             deterministic=rollout.deterministic,
             stream=rollout.chunk_tokens > 0,
+            expert_shape=None if routes is None else (routes.layers, routes.top_k),
             deadline_s=GROUPS_OF_PATIENCE * max(config.queue.group_deadline_s, rollout.lease_s),
         ),
         lambda client, found: _updater(config, context, devices, client, found),
@@ -47,7 +48,12 @@ def make_sglang_engine(
         log=context.run_dir / "logs" / f"{file_stem(context.name, context.incarnation)}.sglang.log",
         update_mode=rollout.update_mode,
         health_s=rollout.health_s,
-        around=Surroundings(wake=context.wake, progress=context.progress, emit=context.events.emit),
+        around=Surroundings(
+            wake=context.wake,
+            progress=context.progress,
+            emit=context.events.emit,
+            gone=lambda what: _end_spare(context, what),
+        ),
     )
 
 
@@ -74,11 +80,20 @@ def server_settings(
         tp=rollout.tensor_parallel,
         mem_fraction=rollout.mem_fraction,
         deterministic=rollout.deterministic,
+        routed_experts=config.train.use_r3,
         stream_tokens=rollout.chunk_tokens,
         args=rollout.sglang_args,
         env=rollout.sglang_env,
         keep_fds=keep_fds,
     )
+
+
+def _end_spare(context: Context, what: str) -> None:
+    """End a spare whose server has died: it takes no turns, so nobody would see it before it is needed."""
+    if context.is_spare:
+        sys.stderr.write(f"{what}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _updater(

@@ -39,21 +39,9 @@ def rollout(tmp_path):
     return settings
 
 
-def servers_of(folder: Path) -> list[int]:
-    return [
-        each.pid
-        for each in psutil.process_iter(["cmdline"])
-        if f"{fake_sglang.__file__}" in (each.info["cmdline"] or ()) and _logs_into(each, folder)
-    ]
-
-
-def _logs_into(process, folder: Path) -> bool:
-    try:
-        return any(str(folder) in each.path for each in process.open_files()) or str(folder) in os.readlink(
-            f"/proc/{process.pid}/fd/1"
-        )
-    except (psutil.Error, OSError):
-        return False
+def servers_of(run) -> list[int]:
+    """Return the pids of the run's servers that are still there."""
+    return [pid for pid in {event["server_pid"] for event in started(run)} if is_alive(pid)]
 
 
 def started(run):
@@ -65,7 +53,7 @@ def test_a_run_samples_with_a_server(loop, rollout):
     assert_kept_its_promises(run)
     assert len(started(run)) == 2
     assert {event["mode"] for event in run.of("engine_updated")} == {"in_place"}
-    assert servers_of(run.folder) == []
+    assert servers_of(run) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +90,9 @@ def test_a_kill_in_mid_group_loses_no_sample_and_leaves_no_server(loop, rollout,
         mine = [event for event in events if event["kind"] == "engine_updated"]
         if len(killed) < 3 and steps > len(killed) and mine:
             pid = mine[-1]["pid"]
-            server = next(e["server_pid"] for e in events if e["kind"] == "engine_started" and e["pid"] == pid)
+            server = next(
+                e["server_pid"] for e in events if e["kind"] == "engine_started" and e["pid"] == pid
+            )
             target = server if victim == "server" else pid
             if target not in killed:
                 killed.append(target)
@@ -115,8 +105,7 @@ def test_a_kill_in_mid_group_loses_no_sample_and_leaves_no_server(loop, rollout,
     assert_trainer_went_on(run)
     assert len(killed) == 3
     assert len(started(run)) >= 4
-    assert not [pid for pid in {event["server_pid"] for event in started(run)} if is_alive(pid)]
-    assert servers_of(run.folder) == []
+    assert servers_of(run) == []
 
 
 def is_alive(pid: int) -> bool:

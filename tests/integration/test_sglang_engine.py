@@ -36,15 +36,17 @@ WEIGHTS = [("w", torch.arange(8.0))]
 class Play:
     """An engine of a test, and what it has told its actor."""
 
-    def __init__(self, folder: Path, *, stream=0, mode="auto", health_s=5.0, slots=8, args=(), **script) -> None:
+    def __init__(
+        self, folder: Path, *, stream=0, mode="auto", health_s=5.0, memory_saver=False, **script
+    ) -> None:
         self.events, self.woken = [], 0
         server = ServerSettings(
             model=str(folder),
             python=str(fake_sglang.stand_in(folder)),
             context_tokens=CONTEXT,
-            slots=slots,
+            slots=8,
             stream_tokens=stream,
-            args=args,
+            memory_saver=memory_saver,
             env={"FAKE_SGLANG": json.dumps(script)},
         )
         self.engine = SglangEngine(
@@ -55,7 +57,9 @@ class Play:
             log=folder / "server.log",
             update_mode=mode,
             health_s=health_s,
-            around=Surroundings(wake=self.wake, emit=lambda kind, **fields: self.events.append((kind, fields))),
+            around=Surroundings(
+                wake=self.wake, emit=lambda kind, **fields: self.events.append((kind, fields))
+            ),
         )
 
     def updater(self, client, found):
@@ -63,6 +67,9 @@ class Play:
 
     def wake(self) -> None:
         self.woken += 1
+
+    def emit(self, kind, **fields) -> None:
+        self.events.append((kind, fields))
 
     def of(self, kind):
         return [fields for name, fields in self.events if name == kind]
@@ -169,7 +176,7 @@ def test_the_actor_is_woken_when_a_sample_has_finished(play):
     played.engine.submit([request(max_new=2)])
     before = played.woken
     wait_for(lambda: played.woken > before)
-    wait_for(lambda: played.engine.step())
+    wait_for(played.engine.step)
 
 
 def test_a_prefix_is_gone_on_from_and_counts(engine):
@@ -201,7 +208,9 @@ def test_samples_in_flight_go_on_over_an_update_and_say_which_version_sampled_ea
         assert set(versions) == {1, 2}
     updated = played.of("engine_updated")[-1]
     assert updated["mode"] == mode
-    assert (updated["aborted"], updated["replayed_tokens"] > 0) == ((4, True) if mode == "abort" else (0, False))
+    assert (updated["aborted"], updated["replayed_tokens"] > 0) == (
+        (4, True) if mode == "abort" else (0, False)
+    )
 
 
 def test_a_server_that_cannot_say_versions_is_updated_by_cutting_off(play):
@@ -331,7 +340,9 @@ def test_the_death_of_the_server_is_named_at_once_also_where_nothing_is_in_fligh
     before = played.woken
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: played.woken > before)
-    with pytest.raises(ServerGoneError, match=rf"main process \(pid {pid}\) has ended; its log ends: The server"):
+    with pytest.raises(
+        ServerGoneError, match=rf"main process \(pid {pid}\) has ended; its log ends: The server"
+    ):
         engine.check()
 
 
@@ -352,11 +363,8 @@ def test_a_server_that_answers_but_generates_nothing_is_hung(play):
     """Its own health page would say that it is well."""
     engine = play(health_s=0.3, fail={f"/generate#{call}": "hang" for call in range(2, 9)}).engine
     engine.install(1, WEIGHTS)
-    end = time.monotonic() + DEADLINE_S
     with pytest.raises(ServerHungError):
-        while time.monotonic() < end:
-            engine.check()
-            time.sleep(engine.idle_s)
+        wait_for(engine.check)
 
 
 def test_a_slow_server_is_not_taken_for_hung(play):
@@ -444,7 +452,9 @@ def test_a_server_that_does_not_come_up_leaves_nothing(play, script, tmp_path):
         play(**script)
     if "die_at_start" in script:
         assert "exit code 3; its last word: ValueError: no such model" in str(caught.value)
-    assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])]
+    assert not [
+        each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])
+    ]
 
 
 def test_a_closed_engine_has_no_server(play):
@@ -464,3 +474,33 @@ def test_slots_are_counted(engine):
     drain(engine)
     assert engine.free_slots == 8
     assert np.isclose(engine.nap_s, 5.0, atol=5.0)
+
+
+def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(play):
+    engine = play(memory_saver=True, health_s=0.1).engine
+    engine.install(1, WEIGHTS)
+    engine.sleep()
+    assert (engine.state, engine.version) == (EngineState.ASLEEP, None)
+    time.sleep(0.2)  # longer than it may be silent
+    engine.check()
+    engine.sleep()  # again: nothing is asked twice
+
+    engine.wake(["weights"])
+    assert engine.state is EngineState.ASLEEP
+    engine.wake()
+    assert (engine.state, engine.version) == (EngineState.UNSYNCED, None)
+    engine.install(2, WEIGHTS)
+    engine.submit([request()])
+    assert drain(engine)[0, 0].versions.tolist() == [2] * 8
+
+
+def test_an_engine_with_samples_or_without_a_memory_saver_does_not_sleep(play, engine):
+    with pytest.raises(ValueError, match="no memory saver"):
+        engine.sleep()
+    busy = play(memory_saver=True).engine
+    busy.install(1, WEIGHTS)
+    busy.submit([request(max_new=50)])
+    with pytest.raises(ValueError, match="1 requests in flight"):
+        busy.sleep()
+    assert busy.version == 1
+    drain(busy)

@@ -29,8 +29,10 @@ from relax_actor.engines.sglang.answers import (
     unpack_routes,
 )
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError
+from relax_actor.engines.sglang.weights.borders import as_sampled
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import FinishReason
+from relax_actor.rl.routing import splice
 
 ABORT_S = 30.0
 """How long requests that are cut off may take to come back."""
@@ -80,7 +82,8 @@ class Flight:
     sample: RunningSample
     rid: str
     begun: int  # how many tokens the sample had
-    version: PolicyVersion  # of its newest token, or of the engine when it was sent
+    submitted: PolicyVersion  # what was installed when it was sent
+    version: PolicyVersion  # of its newest token, as far as is known
     future: "Future[Any]" = field(default_factory=Future)
     is_unwanted: bool = False  # whether it was asked to be cut off
 
@@ -124,7 +127,13 @@ class Generation:
         for sample in samples:
             key = sample.request.key
             self._waiting.pop(key, None)
-            flight = Flight(sample=sample, rid=uuid.uuid4().hex, begun=len(sample.tokens), version=version)
+            flight = Flight(
+                sample=sample,
+                rid=uuid.uuid4().hex,
+                begun=len(sample.tokens),
+                submitted=version,
+                version=version,
+            )
             self._flights[key] = flight
             self._begin(flight, self._body(flight))
 
@@ -208,7 +217,7 @@ class Generation:
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": self._settings.stream,
-            "extra_key": str(flight.version),  # what older weights have cached is never matched
+            "extra_key": str(flight.submitted),  # what older weights have cached is never matched
         }
         if self._settings.expert_shape:
             body["return_routed_experts"] = True
@@ -286,17 +295,15 @@ class Generation:
         sample = flight.sample
         sampled = len(sample.tokens) - flight.begun
         if self._spans and sampled:
-            sample.versions[flight.begun :] = token_versions(answer.spans, sampled, sample.request.key)
+            versions = token_versions(answer.spans, sampled, sample.request.key)
+            sample.versions[flight.begun :] = as_sampled(versions, flight.submitted)
 
     def _keep_routes(self, flight: Flight, answer: Answer) -> None:
         shape, key = self._settings.expert_shape, flight.sample.request.key
         if shape is None or not answer.routes:
             return
-        old, new = (
-            self._routes.get(key, flight.sample.request.prefix.routed_experts),
-            unpack_routes(answer.routes, shape, key),
-        )
-        self._routes[key] = new if old is None else np.concatenate([old, new[len(old) :]])
+        old = self._routes.get(key, flight.sample.request.prefix.routed_experts)
+        self._routes[key] = splice(old, unpack_routes(answer.routes, shape, key), key)
 
     def _end(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key
@@ -318,9 +325,7 @@ class Generation:
         return completion
 
     def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
-        completion = sample.completion(reason)
-        completion.routed_experts = self._routes.get(sample.request.key)
-        return completion
+        return sample.completion(reason, self._routes.get(sample.request.key))
 
     def _running(self) -> list[RunningSample]:
         return [*(flight.sample for flight in self._flights.values()), *self._waiting.values()]
