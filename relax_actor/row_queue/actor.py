@@ -139,6 +139,11 @@ class RowQueue(Actor):
         return outcome
 
     @endpoint(idempotent=True)
+    def rows_put_by(self, name: str) -> int:
+        """Return how many rows all incarnations of a producer have put: where its next one goes on."""
+        return self._table.rows_put_by(name)
+
+    @endpoint(idempotent=True)
     def drop(self, rows: Ranges, reason: str) -> None:
         """Give rows up for all groups."""
         self._table.drop(rows, reason)
@@ -186,7 +191,7 @@ class RowQueue(Actor):
         self._notify()
         return outcomes
 
-    @endpoint
+    @endpoint(idempotent=True)
     def progress(self, group: str) -> dict[str, int]:
         """Return where all rows are for a group; see `Table.progress`."""
         return self._table.progress(group)

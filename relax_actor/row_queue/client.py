@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from relax_actor.actor import Context, Ref, Reply
 from relax_actor.errors import ActorError, RelaxError, RemoteError
+from relax_actor.faults import point
 from relax_actor.ids import LeaseId
 from relax_actor.row_queue import blocks
 from relax_actor.row_queue.actor import Leased, PutAnswer, RowQueue, Wanted
@@ -70,6 +71,10 @@ class RowProducer:
         self._seq = 0
         self._under_way: deque[Reply[PutAnswer]] = deque()
 
+    def rows_put(self) -> int:
+        """Return how many rows this actor has put, earlier incarnations included: where to go on."""
+        return self._queue.ask(RowQueue.rows_put_by, self._holder.name).result()
+
     def put(self, fields: Mapping[str, Values], keys: Sequence[int] = (), group_rows: int = 0) -> range:
         """Put rows and wait until the queue has them; return their numbers. See `put_async`."""
         reply = self.put_async(fields, keys, group_rows)
@@ -95,8 +100,10 @@ class RowProducer:
         while len(self._under_way) >= self._window:
             self._settle()
         columns = blocks.write(self._pool, fields)
+        point("rows_written")
         self._seq += 1
         reply = self._queue.ask(RowQueue.put, self._holder, self._seq, columns, [*keys], group_rows)
+        point("rows_sent")
         self._under_way.append(reply)
         return reply
 
@@ -240,6 +247,7 @@ class RowConsumer:
                     self._asked = self._ask()
             elif wait_s is not None or leased.is_finished:
                 return None
+        point("rows_got")
         return self._batches.popleft()
 
     is_finished = False
@@ -250,6 +258,7 @@ class RowConsumer:
         batch.lease.batches -= 1
         if not batch.lease.batches:
             self._acks.append(batch.lease.lease_id)
+            point("rows_done")
 
     def flush(self) -> list[Put]:
         """Tell the queue now what is done with; return what became of it."""

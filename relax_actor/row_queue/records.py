@@ -157,6 +157,13 @@ class SeqSeen(msgspec.Struct, frozen=True, array_like=True, tag="seq"):
     first: int
 
 
+class PutBy(msgspec.Struct, frozen=True, array_like=True, tag="by"):
+    """In a snapshot: how many rows all incarnations of a name have put."""
+
+    name: str
+    rows: int
+
+
 Event = (
     RowsPut
     | FieldsPut
@@ -170,6 +177,7 @@ Event = (
     | RowsGone
     | Settled
     | SeqSeen
+    | PutBy
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -152,14 +152,21 @@ class Rows:
         """Whether that is so of all rows."""
         return all(self.is_live(row) for low, high in rows for row in range(low, high))
 
-    def any_has(self, rows: Ranges, bits: int) -> list[int]:
-        """Return the rows that have one of these fields."""
-        return [
-            row
-            for extent, low, high in self.of(rows)
-            for row in range(low, high)
-            if extent.masks[row - extent.first] & bits
-        ]
+    def lacking(self, rows: Ranges, bits: int) -> set[int]:
+        """Return the rows that have none of these fields.
+
+        Raises:
+            ValueError: a row has some of them.
+        """
+        found: set[int] = set()
+        for extent, low, high in self.of(rows):
+            for row in range(low, high):
+                have = extent.masks[row - extent.first] & bits
+                if not have:
+                    found.add(row)
+                elif have != bits:
+                    raise ValueError(f"row {row} has some of these fields and lacks others")
+        return found
 
     def parts(self, rows: Ranges, names: Iterable[str]) -> list[RowPart]:
         """Return rows as a consumer gets them."""

@@ -11,6 +11,7 @@ from relax_actor.row_queue.records import (
     Fenced,
     FieldsPut,
     LeaseOver,
+    PutBy,
     Ranges,
     RowsAcked,
     RowsDropped,
@@ -72,6 +73,7 @@ class TableState:
         self.fenced: dict[str, int] = {}
         self.seen: dict[Holder, dict[int, int]] = defaultdict(dict)  # first row by seq
         self.newest_seq: dict[Holder, int] = {}
+        self.put_by: Counter[str] = Counter()  # rows by the producer's name
 
     @singledispatchmethod
     def apply(self, event: Event) -> None:
@@ -84,6 +86,7 @@ class TableState:
     def _put(self, event: RowsPut) -> None:
         extent = self.rows.add(event)
         self.next_row = max(self.next_row, extent.end)
+        self.put_by[event.producer.name] += event.count
         self._remember(event.producer, event.seq, event.first)
         self._look(extent, extent.first, extent.end, 0)
 
@@ -176,6 +179,10 @@ class TableState:
     @apply.register
     def _seq(self, event: SeqSeen) -> None:
         self._remember(event.producer, event.seq, event.first)
+
+    @apply.register
+    def _by(self, event: PutBy) -> None:
+        self.put_by[event.name] = event.rows
 
     # -- inside ---------------------------------------------------------------------------------
 

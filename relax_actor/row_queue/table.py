@@ -18,6 +18,7 @@ from relax_actor.row_queue.records import (
     Fenced,
     FieldsPut,
     LeaseOver,
+    PutBy,
     Ranges,
     RowsAcked,
     RowsDropped,
@@ -95,8 +96,10 @@ class Table:
     def append(self, producer: Holder, seq: int, rows: Ranges, columns: Columns) -> Put:
         """Take further fields of rows.
 
+        Rows that have them already are passed over: whoever did the work before died before it could say so.
+
         Raises:
-            ValueError: an unknown field, a length that does not fit, or a field that a row has already.
+            ValueError: an unknown field, a length that does not fit, or a row that has only some of them.
         """
         if self._check(columns) != count(rows):
             raise ValueError(f"{count(rows)} rows, and columns of another length")
@@ -105,11 +108,16 @@ class Table:
             return known[0]
         if not self._state.rows.all_live(rows):
             return self._refuse(Put.STALE)  # dropped meanwhile, or done with by everybody
-        twice = self._state.rows.any_has(rows, self.spec.mask(tuple(columns)))
-        if twice:
-            raise ValueError(f"row {twice[0]} has one of {', '.join(sorted(columns))} already")
-        self._emit(FieldsPut(producer, seq, rows, columns))
-        return Put.ACCEPTED
+        lacking = self._state.rows.lacking(rows, self.spec.mask(tuple(columns)))
+        at = 0
+        for low, high in rows:
+            for start, end in ranges(row for row in range(low, high) if row in lacking):
+                parts = {
+                    name: column.part(at + start - low, at + end - low) for name, column in columns.items()
+                }
+                self._emit(FieldsPut(producer, seq, [(start, end)], parts))
+            at += high - low
+        return Put.ACCEPTED if lacking else self._refuse(Put.DUPLICATE)
 
     def end_stream(self) -> None:
         """Say that no further rows come, so that what is left is dealt though it be little."""
@@ -202,6 +210,10 @@ class Table:
 
     # -- questions ------------------------------------------------------------------------------
 
+    def rows_put_by(self, name: str) -> int:
+        """Return how many rows all incarnations of a producer have put."""
+        return self._state.put_by[name]
+
     @property
     def resident_rows(self) -> int:
         """How many rows are here."""
@@ -272,6 +284,7 @@ class Table:
             events.append(Settled(name, settled, group.acked, group.dropped, dict(group.failures)))
             if isinstance(group.ready, TokensReady):
                 events += [TurnDealt(name, shares) for shares in group.ready.turns()]
+        events += [PutBy(name, rows) for name, rows in state.put_by.items()]
         for producer, seen in state.seen.items():
             events += [SeqSeen(producer, seq, first) for seq, first in seen.items()]
         events += [

@@ -197,12 +197,24 @@ def test_what_does_not_fit_is_refused_by_name(call, fact):
         call(Table(SPEC))
 
 
-def test_a_field_is_put_once():
+def test_the_first_value_of_a_field_stays():
     table = Table(SPEC)
+    put(table, 1, 1, 1, 1)
+    table.append(C, 1, [(1, 2)], {"reward": column("r", 1)})
+    assert table.append(C, 2, [(1, 2)], {"reward": column("s", 1)}) is Put.DUPLICATE
+    assert table.append(C, 3, [(0, 3)], {"reward": column("t", 1, 1, 1)}) is Put.ACCEPTED
+    rewards = [part.columns["reward"] for part in table.lease("train", B, 8, 0.0).parts]
+    assert [(reward.segment, reward.offset) for reward in rewards] == [("t", 0), ("r", 0), ("t", 8)]
+
+
+def test_a_row_that_has_only_some_of_the_fields_is_named():
+    fields = ("tokens", "reward", "advantage")
+    group = ConsumerGroup(name="g", needs=fields)
+    table = Table(QueueSpec(fields=fields, groups=(group,)))
     put(table, 1, 1)
     table.append(C, 1, [(0, 1)], {"reward": column("r", 1)})
-    with pytest.raises(ValueError, match="row 0 has one of reward"):
-        table.append(C, 2, [(0, 1)], {"reward": column("r", 1)})
+    with pytest.raises(ValueError, match="row 0 has some"):
+        table.append(C, 2, [(0, 1)], {"reward": column("r", 1), "advantage": column("r", 1)})
 
 
 @pytest.mark.parametrize(
