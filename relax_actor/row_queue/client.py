@@ -254,7 +254,7 @@ class RowConsumer:
     """Whether no row will ever come."""
 
     def ack(self, batch: Batch) -> None:
-        """Say that a batch is done with; the queue hears it with the next request, or by `flush`."""
+        """Say that a batch is done with; the queue hears it by the next `get`, or by `flush`."""
         batch.lease.batches -= 1
         if not batch.lease.batches:
             self._acks.append(batch.lease.lease_id)
@@ -281,6 +281,8 @@ class RowConsumer:
         """Return the next answer; where the queue died meanwhile, ask its next incarnation."""
         while True:
             asked, self._asked = self._asked or self._ask(), None
+            if self._acks and not asked.done():  # it was sent before them, and may be parked for long
+                self._queue.ask(RowQueue.ack, self._holder, self._taken_acks())
             try:
                 return asked.result()
             except RemoteError:  # the request itself is wrong
