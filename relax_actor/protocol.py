@@ -169,12 +169,17 @@ class BatchSampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue to trainer: whole groups, sorted by group and sample, to train on and then acknowledge."""
+    """Queue to trainer: whole groups, to train on and then acknowledge; sorted by group and sample.
+
+    Of a batch that is lent in parts, each is so many groups more; they are acknowledged as one.
+    """
 
     lease_id: LeaseId
     samples: tuple[TrainSample, ...]
     policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
     sampling: BatchSampling = BatchSampling()
+    is_whole: bool = True  # no further part follows
+    groups_before: int = 0  # of the batch, in earlier parts
 
 
 class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def put_rewards(self, holder: Holder, rewards: list[RewardReady]) -> list[Put]:
         """Take rewards, or why there are none."""
-        outcomes = [self._ledger.put_reward(reward, holder, self._now()) for reward in rewards]
+        outcomes = self._ledger.put_rewards(rewards, holder, self._now())
         self._notify()
         self._say_refused(holder, "rewards", outcomes)
         return outcomes

@@ -74,8 +74,10 @@ class Reporter(Decider):
 
     def has_batch(self) -> bool:
         """Whether the trainer has a batch or could have one."""
-        complete = sum(map(len, self._state.index.complete.values()))
-        return self._state.leases.batch is not None or 0 < self._wanted() <= complete
+        batch, complete = self._state.leases.batch, sum(map(len, self._state.index.complete.values()))
+        if batch is not None and batch.is_whole:
+            return True
+        return 0 < self._wanted() - (len(batch.dealt) if batch else 0) <= complete
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""

@@ -49,6 +49,39 @@ def choose_batch(
     return tuple(sorted(group_id for _, group_id in chosen))
 
 
+def choose_part(
+    started: Mapping[PolicyVersion, Collection[GroupId]],
+    complete: Mapping[PolicyVersion, Collection[GroupId]],
+    *,
+    version: PolicyVersion,
+    max_staleness: int,
+    groups_per_batch: int,
+    left: int,
+) -> tuple[GroupId, ...]:
+    """Return the groups that may go into a batch before the rest of it is there, oldest first.
+
+    Each takes a place, and those that are due in this batch and are not complete must find one later.
+
+    Args:
+        started: as for `choose_batch`, without what the batch has already.
+        complete: those of them that can be trained on.
+        version: the trainer's.
+        max_staleness: versions a token may lag behind when trained.
+        groups_per_batch: of this and every later batch.
+        left: places of this batch that are free.
+    """
+    must_take = _must_take(started, version=version, max_staleness=max_staleness, batch=groups_per_batch)
+    owed = {bound: min(must, left) for bound, must in must_take.items()}
+    chosen: list[GroupId] = []
+    for v, group_id in [(v, group_id) for v in sorted(complete) for group_id in sorted(complete[v])]:
+        after = left - len(chosen) - 1
+        if after < 0 or any(must > after for bound, must in owed.items() if bound < v):
+            break
+        chosen.append(group_id)
+        owed = {bound: must - (bound >= v) for bound, must in owed.items()}
+    return tuple(chosen)
+
+
 def _must_take(
     started: Mapping[PolicyVersion, Collection[GroupId]], *, version: int, max_staleness: int, batch: int
 ) -> dict[PolicyVersion, int]:

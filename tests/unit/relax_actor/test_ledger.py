@@ -95,7 +95,7 @@ class Loop:
             finish_reason=FinishReason.STOP,
             **fields,
         )
-        return self.ledger.put_sample(sample, holder, self.now)
+        return self.ledger.put_samples([sample], holder, self.now)[0]
 
     def put_chunk(self, lease, index, tokens, holder=R0, **fields):
         segment = f"chunk{lease.lease_id}.{index}.{tokens}"
@@ -129,7 +129,7 @@ class Loop:
             reward=reward,
             reason=reason,
         )
-        return self.ledger.put_reward(ready, holder, self.now)
+        return self.ledger.put_rewards([ready], holder, self.now)[0]
 
     def score(self):
         for task in self.tasks():
@@ -949,7 +949,7 @@ def test_a_replayed_ledger_tells_nothing_twice():
 
 def test_a_row_that_is_not_there_is_not_handed_out():
     group = Group.of(prompt(0))
-    with pytest.raises(ValueError, match="a waiting row has no sample"):
+    with pytest.raises(ValueError, match="a WAITING row has no sample"):
         reward_task(group, 0, 1)
     loop = Loop()
     loop.submit(1)
