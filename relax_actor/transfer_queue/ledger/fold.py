@@ -46,7 +46,7 @@ def _apply(event: Event, state: LedgerState) -> None:
 
 def apply(state: LedgerState, event: Event) -> None:
     """Make the state what it is after `event`, which must be possible in it."""
-    _apply(event, state)
+    _apply.dispatch(type(event))(event, state)
 
 
 @_apply.register
