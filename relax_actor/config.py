@@ -134,6 +134,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Samples a step: a multiple of rollout.samples_per_prompt."""
     micro_batch_size: int = 32
     """Samples forward and backward at once."""
+    max_tokens_per_micro_batch: int = 0
+    """Tokens, prompts included, forward and backward at once, instead of `micro_batch_size`; 0 is off. As few
+    micro-batches as that allows, of about as many tokens each; only a single sample may have more."""
+    stream_micro_batches: bool = False
+    """Train on the groups that are complete while the rest of the batch is still generated."""
     updates_per_batch: int = 1
     """Optimizer updates a step; whole samples are dealt to them evenly."""
     learning_rate: float = 1e-6

@@ -180,7 +180,7 @@ class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
     sampling: BatchSampling = BatchSampling()
     is_whole: bool = True  # no further part follows
-    groups_before: int = 0  # of the batch, in earlier parts
+    groups_so_far: int = 0  # of the batch, those of this part included
 
 
 class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):

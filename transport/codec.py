@@ -17,6 +17,7 @@ allocation that the number of bytes received does not justify.
 """
 
 import contextlib
+import enum
 import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, TypeVar, cast
@@ -160,9 +161,9 @@ def unpack(frames: Sequence[Frame]) -> Any:
 
 
 def _is_of_records(value: Any) -> bool:
-    """Whether a value is mostly Structs, as messages between roles are: a Struct, or a list that begins so."""
+    """Whether a value is of Structs or Enums, as between roles: one of them, or a list that begins so."""
     for _ in range(_RECORD_DEPTH):
-        if isinstance(value, msgspec.Struct):
+        if isinstance(value, msgspec.Struct | enum.Enum):
             return True
         if type(value) is not list:
             return False

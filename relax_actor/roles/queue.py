@@ -206,14 +206,18 @@ class TransferQueue(Actor):
         Raises:
             HopelessRunError: so many groups were dropped in a row that no batch will ever be complete.
         """
-
         return await self._dealt(
             holder, lambda: self._ledger.lease_batch(holder, policy_version, self._now()), wait_s
         )
 
     @endpoint(concurrency=MANY)
     async def lease_part(
-        self, holder: Holder, policy_version: PolicyVersion, lease_id: LeaseId | None, have: int, wait_s: float
+        self,
+        holder: Holder,
+        policy_version: PolicyVersion,
+        lease_id: LeaseId | None,
+        have: int,
+        wait_s: float,
     ) -> BatchLease | None:
         """Lease the next groups of a batch before all of it is there; see `Ledger.lease_part`.
 
@@ -314,13 +318,13 @@ class TransferQueue(Actor):
     def _commit(self) -> bool:
         """Write down what was decided; return whether others may find more than before because of it."""
         events = self._ledger.take_events()
-        if events:
-            point("queue_decided")
+        if not events and not self._journal.is_pending:
+            return False
+        point("queue_decided")
         self._journal.append(events)
         self._write()
-        if events:
-            self._is_told = True
-            point("queue_committed")
+        self._is_told = True
+        point("queue_committed")
         return any(not isinstance(event, _LOANS) for event in events)
 
     def _write(self) -> None:

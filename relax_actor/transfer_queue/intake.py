@@ -59,6 +59,7 @@ class Intake:
 
     def chunks(self, chunks: Sequence[SampleChunk], holder: Holder, now: float) -> list[Put]:
         """Take parts of samples, as `samples` does."""
+
         def put(members: list[SampleChunk]) -> list[Put]:
             return [self._ledger.put_chunk(chunk, holder, now) for chunk in members]
 

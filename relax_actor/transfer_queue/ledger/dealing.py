@@ -173,7 +173,7 @@ class Dealer(Reporter):
             policy_version=version,
             sampling=self._state.dealt,
             is_whole=lease.is_whole,
-            groups_before=have,
+            groups_so_far=len(lease.dealt),
         )
 
     def _why_skip(self) -> str:

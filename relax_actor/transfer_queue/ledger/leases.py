@@ -21,7 +21,7 @@ class Lease:
     since_s: float
     until_s: float
     version: PolicyVersion | None = None  # of prompts and batches
-    dealt: list[GroupId] = field(default_factory=list)  # a batch's groups in the order they were lent; no rows
+    dealt: list[GroupId] = field(default_factory=list)  # a batch's groups, as they were lent
     is_whole: bool = True  # the batch gets no further groups
 
     @property

@@ -61,10 +61,6 @@ class Ledger(Taker):
 
     # Prompts
 
-    def next_group(self) -> GroupId:
-        """Return the position of the prompt stream to submit next: the lowest that is still to come."""
-        return self._state.positions.next()
-
     def submit(self, group: PromptGroup, now: float) -> bool:
         """Take in a prompt, if there is room for it and it is the next one.
 

@@ -91,6 +91,10 @@ class Reporter(Decider):
             return 0
         return max(0, min(self.config.window, self._left()) - self._unreplaced() - state.train_groups)
 
+    def next_group(self) -> GroupId:
+        """Return the position of the prompt stream to submit next: the lowest that is still to come."""
+        return self._state.positions.next()
+
     def upcoming(self) -> tuple[GroupId, ...]:
         """Return the positions of the prompt stream that may be submitted now, in order."""
         return tuple(self._state.positions.upcoming(self.room()))

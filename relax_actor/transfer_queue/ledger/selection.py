@@ -73,12 +73,12 @@ def choose_part(
     must_take = _must_take(started, version=version, max_staleness=max_staleness, batch=groups_per_batch)
     owed = {bound: min(must, left) for bound, must in must_take.items()}
     chosen: list[GroupId] = []
-    for v, group_id in [(v, group_id) for v in sorted(complete) for group_id in sorted(complete[v])]:
+    for of_version, group_id in [(v, group_id) for v in sorted(complete) for group_id in sorted(complete[v])]:
         after = left - len(chosen) - 1
-        if after < 0 or any(must > after for bound, must in owed.items() if bound < v):
+        if after < 0 or any(must > after for bound, must in owed.items() if bound < of_version):
             break
         chosen.append(group_id)
-        owed = {bound: must - (bound >= v) for bound, must in owed.items()}
+        owed = {bound: must - (bound >= of_version) for bound, must in owed.items()}
     return tuple(chosen)
 
 

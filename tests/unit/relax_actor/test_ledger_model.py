@@ -290,11 +290,11 @@ class World(RuleBasedStateMachine):
         assert again.samples[: len(part.samples)] == part.samples, "a lost answer is told again"
         if part.lease_id != self.parts_lease:
             self.parts_lease, self.parts = part.lease_id, []
-        assert again.groups_before == len(self.parts)
         for sample in again.samples:
             if not self.parts or self.parts[-1][0].group_id != sample.group_id:
                 self.parts.append([])
             self.parts[-1].append(sample)
+        assert again.groups_so_far == len(self.parts)
         if again.is_whole:
             whole = msgspec.structs.replace(again, samples=tuple(itertools.chain(*self.parts)))
             self.batch = (whole, holder)
@@ -515,7 +515,10 @@ class World(RuleBasedStateMachine):
 
 
 World.TestCase.settings = settings(
-    max_examples=int(os.environ.get("RELAX_ACTOR_EXAMPLES", "60")), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=int(os.environ.get("RELAX_ACTOR_EXAMPLES", "60")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 test_the_ledger_keeps_its_promises = World.TestCase
 

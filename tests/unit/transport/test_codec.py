@@ -217,6 +217,7 @@ def test_a_value_of_records_says_what_the_longer_way_says(monkeypatch):
         [[Inner(name="a"), [Row(1, 2), Column(x=3)]], {"k": Point(1, Path("x"))}],
         [[3, [Outer(inner=Inner(name="lone \ud800"))]], {}],
         [Inner(name="set", numbers={1})],
+        [Color.RED, Color.RED],
         [Inner(name="text", numbers=(Text("t"), Count(4), np.float64(2.5), Pair(1, 2)))],
     ]
     short = [unpack(pack(value)) for value in values]
