@@ -55,6 +55,7 @@ RANGES: dict[str, Range] = {
     "reward.lease_s": _ABOVE,
     "train.global_batch_size": _ONE,
     "train.micro_batch_size": _ONE,
+    "train.max_tokens_per_micro_batch": _ZERO,
     "train.updates_per_batch": _ONE,
     "train.learning_rate": _ABOVE,
     "train.min_lr_frac": _FRACTION,

@@ -81,7 +81,7 @@ def filled_by_tokens(samples: Sequence[T], tokens: Sequence[int], limit: int) ->
 
 def balanced_by_tokens(samples: Sequence[T], tokens: Sequence[int], limit: int) -> list[list[T]]:
     """Cut into as few runs as `filled_by_tokens`, and so that the largest of them is as small as can be."""
-    low, high = max(tokens, default=0), max(limit, max(tokens, default=0))
+    low, high = 1, limit
     fewest = len(filled_by_tokens(samples, tokens, limit))
     while low < high:
         middle = (low + high) // 2

@@ -55,9 +55,6 @@ MANY = 4096
 
 TICK_S = 1.0
 
-FULL_S = 30.0
-"""How long the journal may find no room before the queue gives up: nobody is answered meanwhile."""
-
 LOOK_S = 0.2
 
 _LOANS = PromptLeased | RewardLeased | BatchLeased | BatchExtended
@@ -68,6 +65,8 @@ class TransferQueue(Actor):
     """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
 
     fatal = (JournalSpaceError,)
+    full_s = 30.0
+    """How long the journal may find no room before the queue gives up: nobody is answered meanwhile."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -333,7 +332,7 @@ class TransferQueue(Actor):
         Raises:
             JournalSpaceError: it has none for long. Nobody was told of what is not written.
         """
-        deadline, is_said = self._now() + FULL_S, False
+        deadline, is_said = self._now() + self.full_s, False
         while True:
             try:
                 self._journal.commit()  # also what an earlier commit had no room for
