@@ -109,7 +109,9 @@ def _streaming(config: Config, where: Where) -> Iterator[ConfigError]:
         fact = f"needs the whole batch to deal it to {config.train.updates_per_batch} updates"
         yield ConfigError(option, fact, "set train.updates_per_batch to 1, or do not stream")
     if config.train.filter_groups != "none" and config.queue.on_short_batch == "skip":
-        fact = "trains on a batch before it is known whether it comes short, and queue.on_short_batch is `skip`"
+        fact = (
+            "trains on a batch before it is known whether it comes short, and queue.on_short_batch is `skip`"
+        )
         yield ConfigError(option, fact, "use `train`, or do not stream")
 
 

@@ -4,15 +4,12 @@ All decisions are the ledger's (`transfer_queue.ledger`); this file is its shell
 producers wrote them, in shared memory (`transfer_queue.intake`), and the ledger says when nobody needs one.
 """
 
-import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
-from relax_actor.actor import Actor, endpoint
+from relax_actor.actor import endpoint
 from relax_actor.config import Config
-from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import (
@@ -28,53 +25,35 @@ from relax_actor.protocol import (
     SampleReady,
     Wanted,
 )
+from relax_actor.roles.deciding import DecidingActor
 from relax_actor.roles.evals import EvalRounds
-from relax_actor.roles.parking import Parking
+from relax_actor.roles.queue_errors import HopelessRunError, StaleBatchError
 from relax_actor.roles.queue_news import QueueNews
 from relax_actor.roles.relief import Relief
 from relax_actor.transfer_queue.intake import Intake
-from relax_actor.transfer_queue.journal import Journal, JournalSpaceError, read
+from relax_actor.transfer_queue.journal import read
 from relax_actor.transfer_queue.ledger import Ledger
 from relax_actor.transfer_queue.limits import ledger_config
 from relax_actor.transfer_queue.memory import Memory, spill_space
-from relax_actor.transfer_queue.records import (
-    BatchExtended,
-    BatchLeased,
-    Event,
-    PromptLeased,
-    Put,
-    RewardLeased,
-    TrainedSet,
-)
+from relax_actor.transfer_queue.records import Put, TrainedSet
 from transport.shm import ShmSpace
-
-R = TypeVar("R")
 
 MANY = 4096
 """Callers that may be parked in one endpoint."""
 
 TICK_S = 1.0
 
-LOOK_S = 0.2
 
-_LOANS = PromptLeased | RewardLeased | BatchLeased | BatchExtended
-"""After these nobody else finds more than before."""
-
-
-class TransferQueue(Actor):
+class TransferQueue(DecidingActor):
     """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
-
-    fatal = (JournalSpaceError,)
-    full_s = 30.0
-    """How long the journal may find no room before the queue gives up: nobody is answered meanwhile."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._parking = Parking()
-        self._journal: Journal[Event] = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
-        past = list(read(self._journal.path))
+        journal = self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal"
+        past = list(read(journal))
         self._ledger = Ledger.replay(ledger_config(config), past)
+        self._begin(self._ledger, journal)
         budget_bytes = int(config.queue.max_size_gb * 2**30)
         spill = spill_space(self.ctx.run_id, self.ctx.run_dir)
         self._memory = Memory(self._space, spill, budget_bytes, self._ledger.holdings())
@@ -85,7 +64,6 @@ class TransferQueue(Actor):
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
-        self._is_told = False  # whether something was answered since the last step
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -257,10 +235,10 @@ class TransferQueue(Actor):
         now = self._now()
         for each in self._ledger.expire(now):
             self._news.say_expired(each)
-        if self._commit():
+        if self._word.give():
             self._notify()
-        if self._is_told:
-            self._is_told = False
+        if self._word.is_given:
+            self._word.is_given = False
             point("queue_answered")
         self._say_what_happened()
         is_relieved = self._relief.relieve()
@@ -278,6 +256,10 @@ class TransferQueue(Actor):
         self._fenced[name] = max(incarnation, self._fenced.get(name, 0))
         self._ledger.holder_gone(name, incarnation, self._now())
         self._notify()
+
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
+        """Leave nothing that only a living queue needs."""
+        self._word.close()
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -297,55 +279,6 @@ class TransferQueue(Actor):
         finally:
             self._news.trainer_waits_since = None
 
-    async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
-        found = await self._parking.until(look, wait_s)
-        if self._commit():
-            self._notify()
-        self.ctx.wake()
-        return found
-
-    def _notify(self) -> None:
-        """Write down what was decided, before anybody is told, and look for what the parked want."""
-        self._commit()
-        is_more = True
-        while is_more:
-            found = self._parking.look()
-            is_more = self._commit()
-            self._parking.tell(found)
-        self.ctx.wake()
-
-    def _commit(self) -> bool:
-        """Write down what was decided; return whether others may find more than before because of it."""
-        events = self._ledger.take_events()
-        if not events and not self._journal.is_pending:
-            return False
-        point("queue_decided")
-        self._journal.append(events)
-        self._write()
-        self._is_told = True
-        point("queue_committed")
-        return any(not isinstance(event, _LOANS) for event in events)
-
-    def _write(self) -> None:
-        """Write the journal; where the disk is full, stand still until it has room.
-
-        Raises:
-            JournalSpaceError: it has none for long. Nobody was told of what is not written.
-        """
-        deadline, is_said = self._now() + self.full_s, False
-        while True:
-            try:
-                self._journal.commit()  # also what an earlier commit had no room for
-            except JournalSpaceError as error:
-                if self._now() >= deadline:
-                    raise
-                if not is_said:
-                    self.ctx.events.emit("journal_full", reason=str(error))
-                is_said = True
-                time.sleep(LOOK_S)
-            else:
-                return
-
     def _wanted(self) -> Wanted | None:
         if not self._opened:
             return None
@@ -364,22 +297,3 @@ class TransferQueue(Actor):
 
     def _is_gone(self, holder: Holder) -> bool:
         return holder.incarnation <= self._fenced.get(holder.name, 0)
-
-    def _now(self) -> float:
-        return time.monotonic()
-
-
-class HopelessRunError(RelaxError):
-    """Group after group was dropped: no batch will ever be complete."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"the run is hopeless: {reason}")
-
-
-class StaleBatchError(RelaxError):
-    """The trainer acknowledged a batch that is no longer its own: it must go back to a checkpoint."""
-
-    def __init__(self, lease_id: LeaseId, step: int) -> None:
-        self.lease_id, self.step = lease_id, step
-        super().__init__(f"step {step} was trained on batch lease {lease_id}, which had ended")

@@ -24,7 +24,8 @@ from relax_actor.rl.staleness import histogram
 from relax_actor.roles import verdict
 from relax_actor.roles.feed import PARK_S, Feed, Waiting, raise_refusal
 from relax_actor.roles.publishing import make_publishing
-from relax_actor.roles.queue import HopelessRunError, TransferQueue
+from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.queue_errors import HopelessRunError
 from relax_actor.roles.step_stats import Alarm, StepStats
 from relax_actor.roles.trainer_past import TrainerPast
 from relax_actor.roles.updates import make_updates

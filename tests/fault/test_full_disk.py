@@ -1,6 +1,5 @@
 """A disk that is really full: the queue stands still or says so, and what it has said is there."""
 
-import errno
 import os
 import subprocess
 
@@ -44,12 +43,9 @@ def small_disk(tmp_path):
 def fill(folder):
     """Leave no page free; return what is to be removed to make room."""
     ballast = folder / "ballast"
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError as error:
-            assert error.errno == errno.ENOSPC
+    with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(4096))
     return ballast
 
 
@@ -87,7 +83,9 @@ class Scene:
 
 
 def config_of(tiny_model):
-    return loop_config(tiny_model, rollout={"samples_per_prompt": SAMPLES}, train={"global_batch_size": SAMPLES})
+    return loop_config(
+        tiny_model, rollout={"samples_per_prompt": SAMPLES}, train={"global_batch_size": SAMPLES}
+    )
 
 
 def test_a_full_disk_makes_the_queue_stand_still_until_there_is_room(small_disk, tiny_model):
