@@ -497,3 +497,14 @@ def test_gpus_that_are_not_there_are_named(config, monkeypatch, gpus, values, sa
 
 def test_another_engine_needs_no_sglang(config):
     assert not list(sglang_problems(config, str))
+
+
+def test_streaming_is_refused_where_the_whole_batch_must_be_known(config):
+    streams = with_(config, train__stream_micro_batches=True, queue__on_short_batch="skip")
+    assert check_config(streams) == []
+    (problem,) = check_config(with_(streams, train__filter_groups="zero_variance"))
+    assert "on_short_batch" in str(problem)
+    (problem,) = check_config(
+        with_(config, train__stream_micro_batches=True, train__updates_per_batch=2, train__micro_batch_size=1)
+    )
+    assert "updates_per_batch to 1" in str(problem)
