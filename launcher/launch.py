@@ -2,7 +2,7 @@
 
 The tree itself is `relax_actor.app`'s work; it runs in this process' main thread, which between its ticks
 draws the display and derives the metrics. Signals only set a flag there: the first INT, TERM or HUP asks the
-run to stop, the second has everything killed.
+run to stop, the second has everything killed. USR2, a scheduler's warning, asks it to keep a checkpoint first.
 """
 
 import secrets
@@ -31,7 +31,11 @@ from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError
 from relax_actor.trainers.checkpoint import CheckpointStore
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
+
+ECHO_S = 1.0
+"""A second SIGTERM so soon is the first one's: Slurm sends it to every process of a job, and the batch
+script passes it on as well."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 class Control(Protocol):
     """How a run is told to end; `relax_actor.app.RunControl`."""
+
+    def preempt(self, reason: str) -> None:
+        """End after the step at hand, with a checkpoint."""
+        ...
 
     def stop(self, reason: str) -> None:
         """End in order: every actor gets its time to stop."""
@@ -205,17 +213,18 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
 
 
 class _Signals:
-    """Turns signals into stop and kill; remembers the first."""
+    """Turns signals into preemption, stop and kill; remembers the one that the run ends for."""
 
     def __init__(self) -> None:
         self.first: int | None = None
+        self._since_s = 0.0
         self._control: Control | None = None
 
     def obey(self, control: Control) -> None:
         """Send signals to this control, one that came too early included."""
         self._control = control
         if self.first is not None:
-            control.stop(signal.Signals(self.first).name)
+            self._tell(control, self.first)
 
     def exit_code(self, outcome: Ended) -> int:
         """Return 128 + the first signal's number where it ended the run; a run that is done is done."""
@@ -223,10 +232,23 @@ class _Signals:
 
     def handle(self, number: int, _: FrameType | None) -> None:
         """Take one signal, in the main thread."""
-        again, name = self.first is not None, signal.Signals(number).name
-        self.first = self.first or number
-        if self._control is not None:
-            (self._control.kill if again else self._control.stop)(name)
+        is_first = self.first in {None, signal.SIGUSR2}
+        if (number == signal.SIGUSR2 and self.first is not None) or self._is_echo(number):
+            return
+        if is_first:
+            self.first, self._since_s = number, time.monotonic()
+        if self._control is not None and is_first:
+            self._tell(self._control, number)
+        elif self._control is not None:
+            self._control.kill(signal.Signals(number).name)
+
+    def _is_echo(self, number: int) -> bool:
+        is_same = number == self.first == signal.SIGTERM
+        return is_same and time.monotonic() - self._since_s < ECHO_S
+
+    def _tell(self, control: Control, number: int) -> None:
+        tell = control.preempt if number == signal.SIGUSR2 else control.stop
+        tell(signal.Signals(number).name)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import msgspec
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
 from relax_actor.devices import CPU, host_gpus, rollout_device, trainer_device
+from relax_actor.preemption import Preemption
 from relax_actor.roles import verdict
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
@@ -40,7 +41,7 @@ POLL_S = 0.1
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
-    exit_code: int  # 0 done, 1 failed, 130 on SIGINT, 143 on SIGTERM
+    exit_code: int  # 0 done, 1 failed, 130 on SIGINT, 140 on SIGUSR2, 143 on SIGTERM
     reason: str
 
 
@@ -48,8 +49,13 @@ class RunControl:
     """How another thread, or a signal handler, ends a run."""
 
     def __init__(self) -> None:
-        self._stop, self._kill = threading.Event(), threading.Event()
+        self._preempt, self._stop, self._kill = threading.Event(), threading.Event(), threading.Event()
         self.reason = ""
+
+    def preempt(self, reason: str) -> None:
+        """End after the step at hand, with a checkpoint, to be resumed later."""
+        self.reason = self.reason or reason
+        self._preempt.set()
 
     def stop(self, reason: str) -> None:
         """End in order: each actor gets its time to clean up."""
@@ -60,6 +66,11 @@ class RunControl:
         """End now."""
         self.reason = self.reason or reason
         self._kill.set()
+
+    @property
+    def preempting(self) -> bool:
+        """Whether the run is to make room for another one."""
+        return self._preempt.is_set()
 
     @property
     def stopping(self) -> bool:
@@ -257,7 +268,7 @@ def run(
     )
     supervisor.start()
     try:
-        outcome = _watch(supervisor, control, on_tick)
+        outcome = _watch(supervisor, control, on_tick, config.run.grace_s)
     finally:
         supervisor.close()
         remove_spilled(supervisor.run_id, folder)
@@ -268,8 +279,11 @@ def run(
     return outcome
 
 
-def _watch(supervisor: Supervisor, control: RunControl, on_tick: Callable[[], None] | None) -> Outcome:
+def _watch(
+    supervisor: Supervisor, control: RunControl, on_tick: Callable[[], None] | None, grace_s: float
+) -> Outcome:
     told_to_stop = told_to_kill = False
+    preemption = Preemption(supervisor, grace_s)
     while (finished := supervisor.wait(POLL_S)) is None:
         if control.killing and not told_to_kill:
             told_to_kill = True
@@ -277,12 +291,16 @@ def _watch(supervisor: Supervisor, control: RunControl, on_tick: Callable[[], No
         elif control.stopping and not told_to_stop:
             told_to_stop = True
             supervisor.stop(control.reason)
+        elif control.preempting and not told_to_stop:
+            told_to_stop = preemption.is_overdue()
         if on_tick is not None:
             on_tick()
     if told_to_stop or told_to_kill:
         return Outcome(exit_code=_signal_code(control.reason), reason=f"stopped: {control.reason}")
+    if preemption.is_granted and finished.outcome == "ok":
+        return Outcome(exit_code=_signal_code(control.reason), reason=f"preempted: {control.reason}")
     return Outcome(exit_code=0 if finished.outcome == "ok" else 1, reason=finished.reason)
 
 
 def _signal_code(reason: str) -> int:
-    return {"SIGINT": 130, "SIGTERM": 143}.get(reason, 1)
+    return {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140}.get(reason, 1)

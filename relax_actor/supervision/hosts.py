@@ -27,6 +27,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Where logs and crash reports of its actors go; empty: the head's folder, at the same path."""
     shm_root: str = ""
     """Where its shared-memory segments live; empty: as on the head."""
+    term_is_for_head: bool = False
+    """Whether its agent and actors take no notice of SIGTERM: who sends it there means the head as well."""
 
     @property
     def interpreter(self) -> str:
