@@ -159,7 +159,8 @@ class _Reader:
             self._complain(start, "names no host", "one host a line, for example node01 slots=8")
         self._check_loopback()
         if self._problems:
-            raise HostfileError(sorted(self._problems, key=lambda each: (each.place.line, each.place.offset)))
+            self._problems.sort(key=lambda problem: (problem.place.line, problem.place.offset))
+            raise HostfileError(self._problems)
         return tuple(self._hosts.values())
 
     def _said(self, line: Place, words: Sequence[tuple[int, str]]) -> Said:
