@@ -43,7 +43,8 @@ class Handover:
         """
         while self._hand_over_events(is_last=is_last):
             pass
-        return any([self._hand_over(name) for name in self._names() if name != EVENTS])
+        pieces = [self._hand_over(name) for name in self._names() if name != EVENTS]
+        return any(pieces)
 
     def _begin_at_the_ends(self) -> None:
         """Leave out what is there of an earlier run, and let the head know, which may start another agent."""
@@ -86,8 +87,9 @@ class Handover:
         return at + left_out
 
     def _tell(self, name: str, data: bytes, offset: int) -> None:
+        is_new = name not in self._offsets and name != EVENTS  # an empty log is a log, too
         self._offsets[name] = offset
-        if data:
+        if data or is_new:
             self._say(Grown(path=name, data=data, offset=offset))
 
     def _read(self, name: str, at: int, size: int) -> bytes:

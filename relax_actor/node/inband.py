@@ -73,7 +73,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 Said: TypeAlias = Began | Refused | Grown | Ended
 
-_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)  # type: ignore[arg-type]
+_decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
 
 def greeting(word: str) -> bytes:

@@ -44,7 +44,10 @@ LAST_WORDS_S = 5.0
 SWEEP_S = 30.0
 ROUND_S = 0.1
 _SCRIPT_FD, _PASSED_FD = 8, 9
-_SETUP = f'. /proc/self/fd/{_SCRIPT_FD} </dev/null || exit; echo >&{_PASSED_FD}; exec {_SCRIPT_FD}<&- {_PASSED_FD}>&- "$@"'
+_SETUP = (
+    f". /proc/self/fd/{_SCRIPT_FD} </dev/null || exit; echo >&{_PASSED_FD}; "
+    f'exec {_SCRIPT_FD}<&- {_PASSED_FD}>&- "$@"'
+)
 
 
 class RefusedError(Exception):
@@ -160,9 +163,8 @@ def _settle(boot: Boot) -> None:
         RefusedError: they cannot be had.
     """
     if boot.version != relax_actor.__version__:
-        raise RefusedError(
-            "version", f"it has relax-actor {relax_actor.__version__}, the head {boot.version}"
-        )
+        ours = relax_actor.__version__
+        raise RefusedError("version", f"it has relax-actor {ours}, the head {boot.version}")
     for name, value in boot.env:
         os.environb[name] = value
     network.set_environment(os.environ, peer=boot.head, interface=boot.interface, no_proxy=boot.no_proxy)
@@ -196,13 +198,13 @@ def _become_keeper(boot: Boot, porter: int, told: int) -> NoReturn:
         command = [sys.executable, "-P", "-m", "relax_actor.node"]
         if boot.setup:
             command = _with_setup(command, boot.setup, told)
-        os.execv(command[0], command)
+        os.execv(command[0], command)  # noqa: S606 - a shell is in `command` where one is wanted
     finally:
         os._exit(EXIT_REFUSED)
 
 
 def _with_setup(command: list[str], setup: str, told: int) -> list[str]:
-    """Return the command that runs another one in a shell that has sourced a script, which nobody else sees."""
+    """Return the command that runs another one in a shell that has sourced a script; nobody else sees it."""
     script = os.memfd_create("setup")
     os.write(script, setup.encode("utf-8", "surrogateescape"))
     os.lseek(script, 0, os.SEEK_SET)
@@ -220,7 +222,7 @@ def _await(pid: int) -> int:
     poll.register(pidfd, select.POLLIN)
     poll.register(sys.stdin.fileno(), select.POLLRDHUP)
     timeout_s: float | None = None
-    while pidfd not in {fd for fd, _ in (found := poll.poll(timeout_s and timeout_s * 1000))}:
+    while pidfd not in (found := dict(poll.poll(timeout_s and timeout_s * 1000))):
         if found:  # the head let go
             poll.unregister(sys.stdin.fileno())
             timeout_s = LET_GO_S

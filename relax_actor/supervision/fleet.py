@@ -281,7 +281,7 @@ class Fleet:
         )
 
     def _again(self, site: Site) -> None:
-        """Try once more to reach a host, soon and at random, so that those who were refused do not meet again."""
+        """Try once more to reach a host, after a random while: those who were refused together come apart."""
         self._forget_agent(site)
         self._later(site.retry_delay_s(), self._rejoin, site)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO
 
 from relax_actor.node.inband import Began, Ended, Grown, Refused, Said, Unframer
 from transport.errors import CodecError
@@ -49,7 +49,7 @@ class Files:
         if path is None:
             return
         rest = memoryview(grown.data)
-        while rest:
+        while rest or not path.exists():
             try:
                 rest = rest[_append(path, rest) :]
             except OSError:
@@ -85,7 +85,7 @@ class Intake:
     """
 
     def __init__(
-        self, stream: BinaryIO, word: str, files: Files, log: Path, on_began: Callable[[], None]
+        self, stream: IO[bytes], word: str, files: Files, log: Path, on_began: Callable[[], None]
     ) -> None:
         self._stream, self._files, self._log, self._on_began = stream, files, log, on_began
         self._unframer = Unframer(word)

@@ -21,7 +21,7 @@ from transport.address import Address
 from transport.shm import ShmSpace
 
 RETRY_S = 0.2
-"""How long after a start that was refused for a passing reason the next is tried; growing to `RETRY_MAX_S`."""
+"""How long after a start that failed for a passing reason the next is tried; grows to `RETRY_MAX_S`."""
 
 RETRY_GROWTH = 1.6
 RETRY_MAX_S = 5.0
@@ -138,12 +138,13 @@ class Site:
         Args:
             within_s: of the first try.
         """
-        if self.agent is None or self.agent.process.intake is None or self.host.session is None:
+        intake = self.agent.process.intake if self.agent is not None else None
+        if self.agent is None or intake is None or self.host.session is None:
             return False
-        process, pattern = self.agent.process, self.host.session.retry_on
-        is_reached = process.intake.began is not None
+        pattern, output = self.host.session.retry_on, self.agent.process.output
+        is_reached = intake.began is not None
         is_late = time.monotonic() - self._since_s >= within_s
-        return not is_reached and not is_late and bool(pattern and re.search(pattern, process.output))
+        return not is_reached and not is_late and bool(pattern and re.search(pattern, output))
 
     def retry_delay_s(self) -> float:
         """Return how long to wait before the next try: longer each time, and random."""
