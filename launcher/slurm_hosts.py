@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from launcher.hostlist import expand_all
 from launcher.hosts import HostEntry
+from launcher.options import RemoteOptions
 from launcher.slurm_words import SlurmError
-from relax_actor.supervision.hosts import Host
+from relax_actor.supervision.hosts import Host, Session
 from relax_actor.visible import scheduled_gpus, visible_gpus
 
 SRUN = (
@@ -32,6 +34,9 @@ SRUN = (
 )
 FAILED = "SLURM_EXIT_ERROR=255"
 """Has srun leave with ssh's 255 where Slurm failed, so that every other code is the task's own."""
+
+RETRY_ON = "Socket timed out|Unable to contact slurm controller|Communication connection failure"
+"""What srun says where a busy slurmctld would serve it a little later."""
 
 SURVEY_S = 180.0
 """How long the hosts may take to say what they are; nodes that were asleep are woken for it."""
@@ -151,37 +156,46 @@ def gpus_of(environ: Mapping[str, str]) -> tuple[str, ...] | None:
 def hosts_of(
     entries: Sequence[HostEntry],
     allocation: Allocation,
+    run_dir: Path,
     *,
-    python: str = "",
-    workdir: str = "",
+    remote: RemoteOptions = RemoteOptions(),  # noqa: B008 - frozen
+    interface: str = "",
 ) -> list[Host]:
     """Return the hosts as a supervision tree takes them, in their order.
 
     Args:
         entries: of `survey`, filtered by what the user named.
         allocation: of this process.
-        python: the interpreter there; empty: the head's own path.
-        workdir: where actors start; empty: the head's own folder.
+        run_dir: the head's run folder; what other hosts write is handed over to it.
+        remote: what actors there start in.
+        interface: the network interface of collectives, where an entry names none; empty: by the route.
     """
-    return [_host(entry, allocation, python, workdir) for entry in entries]
+    bypassed = tuple(dict.fromkeys(word for entry in entries for word in (entry.name, entry.address) if word))
+    return [
+        Host(
+            name=entry.label,
+            prefix=() if entry.name == allocation.here else step(entry.name, allocation),
+            address=entry.address or entry.name,
+            python="" if entry.name == allocation.here else remote.python,
+            run_dir="" if entry.name == allocation.here else str(run_dir / "hosts" / entry.label),
+            term_is_for_head=True,  # Slurm sends it to every process of a job
+            session=Session(
+                workdir=remote.workdir or str(Path.cwd()),
+                env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in remote.env),
+                setup=remote.setup,
+                interface=entry.interface or interface,
+                no_proxy=bypassed,
+                retry_on=RETRY_ON,
+            ),
+        )
+        for entry in entries
+    ]
 
 
-def _host(entry: HostEntry, allocation: Allocation, python: str, workdir: str) -> Host:
-    is_here = entry.name == allocation.here
-    return Host(
-        name=entry.label,
-        prefix=() if is_here else step(entry.name, allocation, workdir=workdir),
-        address=entry.address or entry.name,
-        python="" if is_here else python,
-        term_is_for_head=True,  # Slurm sends it to every process of a job
-    )
-
-
-def step(name: str, allocation: Allocation, *, workdir: str = "") -> tuple[str, ...]:
+def step(name: str, allocation: Allocation) -> tuple[str, ...]:
     """Return the command that runs another one as the only task of a job step on a host."""
     where = (f"--jobid={allocation.job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={name}")
-    folder = (f"--chdir={workdir}",) if workdir else ()
-    return ("env", FAILED, *SRUN, *where, "--job-name=relax-actor", *folder)
+    return ("env", FAILED, *SRUN, *where, "--job-name=relax-actor")
 
 
 def run_slurm(argv: Sequence[str]) -> str:
