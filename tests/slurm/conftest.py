@@ -12,16 +12,15 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from slurm_waits import wait_until
 
 NODES = ("n1", "n2")
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "salloc", "srun", "scontrol", "scancel", "squeue")
-DEADLINE_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 CONF = """\
@@ -65,6 +64,7 @@ class Cluster:
     folder: Path
     has_gpus: bool  # of pretence: device files that nobody opens
     daemons: list[subprocess.Popen] = field(default_factory=list)
+    sallocs: list[subprocess.Popen] = field(default_factory=list)
 
     @property
     def env(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
 
-    def __call__(self, *argv: str, check: bool = True, timeout_s: float = DEADLINE_S) -> str:
+    def __call__(self, *argv: str, check: bool = True, timeout_s: float = 60.0) -> str:
         """Run a command to its end and return what it wrote to standard output."""
         done = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, check=False, timeout=timeout_s
@@ -92,8 +92,10 @@ class Cluster:
             )
 
     def salloc(self, *argv: str, log: Path) -> subprocess.Popen:
-        """Start a command in an allocation of both nodes."""
-        return self.popen("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", *argv, log=log)
+        """Start a command in an allocation of both nodes; `clear` ends it."""
+        started = self.popen("salloc", "--quiet", "--nodes=2", "--ntasks-per-node=1", *argv, log=log)
+        self.sallocs.append(started)
+        return started
 
     def state(self, job: str) -> str:
         """Return the state of a job, such as RUNNING; empty once Slurm has forgotten it."""
@@ -108,14 +110,8 @@ class Cluster:
         """End all jobs, and wait until both nodes are idle."""
         self("scancel", "--full", "--user", str(os.geteuid()), check=False)
         wait_until(lambda: not self("squeue", "--noheader").strip(), "jobs end")
-
-
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = DEADLINE_S) -> None:
-    """Poll until something holds."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.05)
+        while self.sallocs:
+            self.sallocs.pop().wait(10.0)
 
 
 @pytest.fixture(scope="session")
