@@ -12,7 +12,7 @@ _LOOPBACK = re.compile(r"localhost|localhost\.localdomain|127(\.\d{1,3}){3}|::1"
 class HostRole(StrEnum):
     """What a host is reserved for by `role=`; without one it takes anything."""
 
-    TRAIN = "train"
+    TRAINER = "trainer"
     ROLLOUT = "rollout"
 
 

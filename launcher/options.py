@@ -66,14 +66,14 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
     include: tuple[Picked, ...] = ()
     exclude: tuple[Picked, ...] = ()  # never both
     num_nodes: int = 0  # the first so many of what is left; 0 is all
-    gpus_per_node: int = 0  # of each at most, and where its line says nothing; 0 is auto: as the host has
+    gpus_per_node: int = 0  # the first so many of each; 0 is auto: as its line says, else as it has
 
 
 class GpuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How many GPUs each side gets; 0 where nobody said."""
 
     layout: Layout = Layout.SEPARATE
-    order: Order = Order.PACK
+    order: Order = Order.SPREAD
     total: int = 0  # `--gpus`
     train: int = 0
     rollout: int = 0
