@@ -166,10 +166,23 @@ def running_of(run_id: str) -> list[str]:
 
 
 def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 15.0) -> float:
-    """Return how long it took until nothing of a run was left, in seconds."""
+    """Return how long it took until nothing of a run was left, in seconds.
+
+    Raises:
+        AssertionError: something is left; says what.
+    """
     since = time.monotonic()
-    eventually(lambda: not any(map(_is_there, processes)) and not running_of(run_id), timeout_s=within_s)
+    while left := [*map(_described, filter(_is_there, processes)), *running_of(run_id)]:
+        assert time.monotonic() - since < within_s, left
+        time.sleep(0.05)
     return time.monotonic() - since
+
+
+def _described(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {process.status()} {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return f"{process.pid}"
 
 
 def family_of(process: psutil.Process) -> list[psutil.Process]:
