@@ -43,6 +43,7 @@ class Site:
     Attributes:
         actors: pid of each actor here, or 0 while it is not known.
         waiting: what is done for an actor once the host has joined.
+        lost: why it was given up last.
     """
 
     def __init__(self, host: Host, config: NodeConfig) -> None:
@@ -50,6 +51,7 @@ class Site:
         self.agent: Agent | None = None
         self.incarnation = 0
         self.rejoins = 0
+        self.lost = ""
         self.actors: dict[Key, int] = {}
         self.waiting: dict[Key, Callable[[Place], None]] = {}
 
