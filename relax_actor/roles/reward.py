@@ -11,6 +11,7 @@ from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
 from relax_actor.faults import point
+from relax_actor.homes import LoopHosts
 from relax_actor.ids import LeaseId
 from relax_actor.protocol import RewardReady, RewardTask
 from relax_actor.rewards.pool import RewardOutcome, RewardPool
@@ -27,9 +28,14 @@ TASKS_PER_WORKER = 16
 
 
 class Reward(Actor):
-    """Scores samples with the configured function."""
+    """Scores samples with the configured function.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: the run's.
+        hosts: of the run.
+    """
+
+    def __init__(self, config: Config, hosts: LoopHosts = LoopHosts()) -> None:  # noqa: B008 - frozen
         reward = config.reward
         self._config = config
         self._encoder = PromptEncoder(Path(config.model.path), config.data)

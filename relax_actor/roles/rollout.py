@@ -19,6 +19,7 @@ from relax_actor.dcs.turns import InstallTurns
 from relax_actor.devices import CPU, host_gpus, rollout_device
 from relax_actor.engines.base import Completion, Request
 from relax_actor.faults import point
+from relax_actor.homes import LoopHosts
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
@@ -34,9 +35,6 @@ from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
 
-STORE = "store-0"
-"""Who stages policy versions to this host's GPUs."""
-
 SPAN_S = 0.5
 """Generating is reported in stretches of at most this."""
 
@@ -47,10 +45,16 @@ class Rollout(LendingActor):
     Args:
         config: the run's.
         stop_token_ids: what ends a sample.
+        hosts: of the run.
     """
 
-    def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
-        self._config, self._stop_token_ids = config, stop_token_ids
+    def __init__(
+        self,
+        config: Config,
+        stop_token_ids: tuple[int, ...],
+        hosts: LoopHosts = LoopHosts(),  # noqa: B008 - frozen
+    ) -> None:
+        self._config, self._stop_token_ids, self._hosts = config, stop_token_ids, hosts
         rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
@@ -96,13 +100,13 @@ class Rollout(LendingActor):
             DiskSource(self.ctx.run_dir / "checkpoints"),
         ]
         if self._device != CPU and self._config.rollout.engine != "scripted":
-            sources += gpu_sources(self.ctx, space, STORE)
+            sources += gpu_sources(self.ctx, space, self._hosts.store(self.ctx.host))
         return Replica(
             self._engine,
             sources,
             announced=receiver.latest,
             lender=self.lender,
-            turns=InstallTurns(space, replicas),
+            turns=InstallTurns(space, self._hosts.rollouts_on(self.ctx.host, replicas)),
             max_staleness=self._config.run.max_staleness,
             events=self.ctx.events,
         )

@@ -305,6 +305,11 @@ class Supervisor:
         """Return the tree: every node's name, state, incarnation and restarts."""
         return self._policy.snapshot()
 
+    @property
+    def homeless(self) -> Mapping[str, str]:
+        """The actors that wait for a host, with the host and why it is away."""
+        return self._shell.homeless
+
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""
         return self._shell.pid(name)
