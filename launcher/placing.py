@@ -14,24 +14,25 @@ from launcher.hosts import HostEntry, HostRole
 from launcher.options import GpuOptions, Layout, Order
 from relax_actor.config import Config
 from relax_actor.devices import CPU
-from relax_actor.errors import RelaxError
+from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement, Seat
 
 TRAINER_GPUS = 1
 """Of backend `torch`, which trains on one."""
 
 
-class PlacementError(RelaxError):
+class PlacementError(ConfigError):
     """The hosts have no place for an actor.
 
     Args:
-        fact: what is missing, naming actor and host.
+        actor: who has none.
+        fact: what is missing, naming the host.
         hint: what to do about it.
     """
 
-    def __init__(self, fact: str, hint: str) -> None:
-        self.fact, self.hint = fact, hint
-        super().__init__(f"{fact}\n\nhint: {hint}")
+    def __init__(self, actor: str, fact: str, hint: str) -> None:
+        self.actor = actor
+        super().__init__(actor, fact, hint)
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,7 @@ def needs_of(config: Config, rooms: Sequence[Room], asked: GpuOptions, *, shares
 
 def gpus_each(config: Config) -> int:
     """Return how many GPUs a rollout takes."""
-    return int(getattr(config.rollout, "tensor_parallel", 1))  # of engines that spread a replica
+    return max(1, getattr(config.rollout, "tensor_parallel", 1))  # of engines that spread a replica
 
 
 def place(needs: Needs, rooms: Sequence[Room]) -> Placement:
@@ -136,7 +137,7 @@ class _Stall:
         self._free_gpus = self._all
         self._is_open = room.role is not HostRole.TRAINER
         self._slots = room.slots
-        self._is_unknown = room.gpus is None
+        self.is_unknown = room.gpus is None
 
     @property
     def free(self) -> int:
@@ -178,7 +179,7 @@ class _Stall:
 
     @property
     def _counts_gpus(self) -> bool:
-        return self._needs.gpus_each > 0 and not self._is_unknown
+        return self._needs.gpus_each > 0 and not self.is_unknown
 
     def _next_set(self) -> tuple[str, ...]:
         if not self._counts_gpus:
@@ -210,8 +211,10 @@ def _first(rooms: Sequence[Room]) -> Room:
         for room in rooms:
             if room.role is wanted:
                 return room
-    fact = f"trainer has no host: all {len(rooms)} are reserved for rollouts"
-    raise PlacementError(fact, "take role=rollout from one line of the hostfile, or give one role=trainer")
+    fact = f"has no host: all {len(rooms)} are reserved for rollouts"
+    raise PlacementError(
+        "trainer", fact, "take role=rollout from one line of the hostfile, or give one role=trainer"
+    )
 
 
 def _trainer_seat(needs: Needs, room: Room) -> Seat:
@@ -219,8 +222,8 @@ def _trainer_seat(needs: Needs, room: Room) -> Seat:
     if gpus is None or not needs.trainer_gpus:
         return Seat(actor="trainer", host=room.host)
     if len(gpus) < needs.trainer_gpus:
-        fact = f"trainer needs {_count(needs.trainer_gpus)} of {room.host}, which has {len(gpus)}"
-        raise PlacementError(fact, "put a host with GPUs first, or set train.device=cpu")
+        fact = f"needs {_count(needs.trainer_gpus)} of {room.host}, which has {len(gpus)}"
+        raise PlacementError("trainer", fact, "put a host with GPUs first, or set train.device=cpu")
     return Seat(actor="trainer", host=room.host, gpus=gpus[: needs.trainer_gpus])
 
 
@@ -253,18 +256,22 @@ def _rollout_seats(needs: Needs, stalls: Sequence[_Stall]) -> list[Seat]:
 
 def _turn(needs: Needs, stall: _Stall) -> tuple[int, int]:
     """Return what orders hosts: their own order, or the fewest rollouts, then the most room, first."""
-    return (0, 0) if needs.order is Order.PACK else (stall.taken, -stall.free)
+    if needs.order is Order.PACK:
+        return (0, 0)
+    return (stall.taken, 0 if stall.is_unknown else -stall.free)
 
 
 def _no_room(needs: Needs, actor: str, stalls: Sequence[_Stall]) -> PlacementError:
     largest = max(stalls, key=lambda stall: stall.free)
     if needs.gpus_each:
         left = f"the largest free set is {largest.free} on {largest.host}" if largest.free else "none is free"
-        fact = f"{actor} needs {_count(needs.gpus_each)} of one host; {left}"
+        fact = f"needs {_count(needs.gpus_each)} of one host; {left}"
         hint = f"lower rollout.replicas (now {needs.replicas}) or rollout.tensor_parallel, or add hosts"
-        return PlacementError(fact, hint)
-    fact = f"{actor} needs a slot; the {len(stalls)} hosts have {sum(stall.taken for stall in stalls)}"
-    return PlacementError(fact, f"lower rollout.replicas (now {needs.replicas}), or raise slots= of a host")
+        return PlacementError(actor, fact, hint)
+    fact = f"needs a slot; the {len(stalls)} hosts have {sum(stall.taken for stall in stalls)}"
+    return PlacementError(
+        actor, fact, f"lower rollout.replicas (now {needs.replicas}), or raise slots= of a host"
+    )
 
 
 def _count(gpus: int) -> str:
