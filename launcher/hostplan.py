@@ -5,7 +5,7 @@ line; plan.json and `--json` have each of them.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 

@@ -16,6 +16,7 @@ from launcher.options import Launcher, LaunchOptions, SshOptions
 from launcher.ssh import environment, host_of, prefix, session_of
 from launcher.ssh_causes import Attempt, SshCause, SshError, explain
 from relax_actor import network
+from relax_actor.placement import Placement
 from relax_actor.supervision.hosts import Host, Session
 from relax_actor.telemetry import Event
 
@@ -28,7 +29,18 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[Host, ...] = ()  # none: this machine alone
     address: str = ""  # where the other hosts reach this program
-    names: dict[str, str] = {}  # of each host: as the user wrote it
+
+
+def reach(options: LaunchOptions, folder: Path, placement: Placement | None) -> Reached:
+    """Return the hosts of a launch, in the order of its placement; see `hosts_of`."""
+    if options.launcher is not Launcher.SSH:
+        return Reached()
+    reached = hosts_of(options, folder)
+    order = placement.hosts if placement is not None else ()
+    hosts = sorted(
+        reached.hosts, key=lambda host: order.index(host.name) if host.name in order else len(order)
+    )
+    return msgspec.structs.replace(reached, hosts=tuple(hosts))
 
 
 def hosts_of(options: LaunchOptions, folder: Path) -> Reached:
@@ -59,12 +71,7 @@ def hosts_of(options: LaunchOptions, folder: Path) -> Reached:
             host_of(entry, options.ssh, session, remote=options.remote, address=where, folder=folder)
         )
     _prepare_this_process(entries, addresses, interface, no_proxy)
-    return Reached(hosts=tuple(hosts), address=address, names={entry.label: entry.name for entry in entries})
-
-
-def is_over_ssh(options: LaunchOptions) -> bool:
-    """Whether a launch starts node agents through ssh."""
-    return options.launcher is Launcher.SSH and bool(options.hosts)
+    return Reached(hosts=tuple(hosts), address=address)
 
 
 def address_of(entry: HostEntry, options: SshOptions) -> str:
@@ -83,26 +90,27 @@ def address_of(entry: HostEntry, options: SshOptions) -> str:
         raise SshError(entry.name, SshCause.NAME, fact) from None
 
 
-def attempts(events: Iterable[Event], names: Mapping[str, str]) -> list[Attempt]:
+def attempts(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[Attempt]:
     """Return the newest failed try of each host that has not joined since.
 
     Args:
         events: of the run.
-        names: of the hosts: as the user wrote them.
+        entries: its hosts, as the user wrote them.
     """
+    names = {entry.label: entry.name for entry in entries}
     found: dict[str, Attempt] = {}
     for event in events:
         host = str(event.get("host", ""))
         if event.get("kind") == "host_joined":
             found.pop(host, None)
-        elif event.get("kind") == "host_not_reached":
-            found[host] = _attempt(event, names.get(host, host))
+        elif event.get("kind") == "host_not_reached" and host in names:
+            found[host] = _attempt(event, names[host])
     return list(found.values())
 
 
-def problems(events: Iterable[Event], names: Mapping[str, str]) -> list[SshError]:
+def problems(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[SshError]:
     """Return for each host that could not be reached why."""
-    return [explain(attempt) for attempt in attempts(events, names)]
+    return [explain(attempt) for attempt in attempts(events, entries)]
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:

@@ -1,8 +1,8 @@
 """How node agents are started through ssh: one session a host, and nothing of the run on a command line.
 
 The command is the same for every run: `ssh … HOST -- exec PYTHON -P -m relax_actor.node --stdin-frame`.
-Everything else (environment, keys, working directory, setup script) goes through the session's standard input,
-byte for byte, where neither a shell nor `ps` sees it.
+Everything else (environment, keys, working directory, setup script) goes through the session's standard
+input, byte for byte, where neither a shell nor `ps` sees it.
 """
 
 import shlex

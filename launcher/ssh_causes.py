@@ -68,7 +68,7 @@ RETRY_ON = (
     r"kex_exchange_identification|Connection (reset|closed) by|ssh_exchange_identification"
     r"|Broken pipe|Connection timed out during banner exchange"
 )
-"""What ssh says where an sshd has too many sessions beginning at once (MaxStartups), or was just restarted."""
+"""What ssh says where too many sessions begin at one sshd (MaxStartups), or where it was restarted."""
 
 _PATTERNS = (
     (SshCause.NAME, r"Could not resolve hostname|Name or service not known|nodename nor servname"),

@@ -20,6 +20,7 @@ from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
 from relax_actor.roles import verdict
+from relax_actor.supervision.fleet import FAN_OUT
 from relax_actor.supervision.hosts import Host
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
@@ -236,6 +237,7 @@ def run(
     address: str = "",
     lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - frozen
     join_timeout_s: float = 120.0,
+    fan_out: int = FAN_OUT,
 ) -> Outcome:
     """Run to the end and leave nothing behind but the run folder.
 
@@ -253,6 +255,7 @@ def run(
         address: where the other hosts reach this program.
         lease: how long a host that does not answer is believed in.
         join_timeout_s: how long all hosts together may take to be there.
+        fan_out: how many sessions to other hosts may be on their way at once.
 
     Raises:
         SpecError: hosts and placement do not fit one another, or what has to be together.
@@ -273,6 +276,7 @@ def run(
         address=address,
         lease=lease,
         join_timeout_s=join_timeout_s,
+        fan_out=fan_out,
     )
     events.emit(
         "run_started",

@@ -1,6 +1,7 @@
 """Fixtures of the tests through ssh: sshds of their own, an environment outside the PATH, trees over them."""
 
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import msgspec
 import psutil
 import pytest
 import ssh_hosts
+from namespaces import make_network, tear_down
 from ssh_hosts import Servers
 
 from launcher.options import Launcher, LaunchOptions, RemoteOptions
@@ -64,6 +66,14 @@ def reach(servers: Servers, python: Path, tmp_path: Path):
         return hosts_of(options, tmp_path / "run")
 
     return reach
+
+
+@pytest.fixture
+def network():
+    """Return two hosts as network namespaces."""
+    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
+    yield network
+    tear_down(network)
 
 
 @pytest.fixture(autouse=True)

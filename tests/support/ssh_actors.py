@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 from relax_actor import Actor, endpoint
 
@@ -11,7 +12,7 @@ class Writer(Actor):
 
     @endpoint
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        sys.stdout.write(f"{text}\n")
 
     @endpoint
     def tell(self, count: int) -> None:
@@ -26,4 +27,4 @@ class Writer(Actor):
 
     @endpoint
     def surroundings(self) -> tuple[str, dict[str, str]]:
-        return os.getcwd(), dict(os.environ)
+        return str(Path.cwd()), dict(os.environ)

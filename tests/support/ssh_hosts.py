@@ -1,6 +1,5 @@
 """Real sshds on loopback addresses of this machine, each of which stands for a host."""
 
-import os
 import shutil
 import signal
 import socket
@@ -16,6 +15,7 @@ from watching import eventually
 
 from launcher.hosts import HostEntry
 from launcher.options import SshOptions
+from relax_actor.node.names import socket_folders
 
 PACKAGES = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 ROOT = Path(__file__).parents[2]
@@ -89,17 +89,17 @@ class Servers:
         shutil.copy(self.folder / "id.pub", self.folder / "authorized_keys")
         self.known_hosts.touch()
 
-    def start(self, *settings: str, address: str = "", env: dict[str, str] | None = None) -> Sshd:
+    def start(self, *settings: str, address: str = "", inside: tuple[str, ...] = ()) -> Sshd:
         """Start one more server, with further lines of configuration.
 
         Args:
             settings: such as `MaxStartups 1`.
             address: where it listens; by default one of its own of 127/8.
-            env: of its sessions.
+            inside: the command that runs another one where the server is to be.
         """
         self.started += 1
         address = address or f"127.0.0.{self.started + 1}"
-        port = _free_port(address)
+        port = 22022 if inside else _free_port(address)
         folder = self.folder / f"sshd-{self.started}"
         folder.mkdir()
         config = [
@@ -112,14 +112,13 @@ class Servers:
             "UsePAM no",
             "StrictModes no",
             f"PidFile {folder / 'pid'}",
-            *([f"SetEnv {' '.join(f'{name}={value}' for name, value in env.items())}"] if env else []),
             *settings,
         ]
         (folder / "config").write_text("\n".join(config) + "\n")
         Path("/run/sshd").mkdir(exist_ok=True)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                ["/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "config")],
+                [*inside, "/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "config")],
                 stderr=log,
                 start_new_session=True,
             )
@@ -151,7 +150,7 @@ def make_venv(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def running_of(run_id: str) -> list[str]:
+def running_of(run_id: str, *, but_sockets: bool = False) -> list[str]:
     """Return what is left of a run on this machine: processes by their marks, segments, socket folders."""
     found = []
     for process in psutil.process_iter():
@@ -160,19 +159,30 @@ def running_of(run_id: str) -> list[str]:
                 found.append(f"{process.pid} {' '.join(process.cmdline())}")
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
-    shm = [str(path) for path in Path("/dev/shm").iterdir() if run_id in path.name]
-    sockets = [str(path) for path in Path(f"/tmp/rx-{os.getuid()}").glob(f"*{run_id}*")]
-    return found + shm + sockets
+    shm = [str(path) for path in Path("/dev/shm").iterdir() if run_id in path.name]  # noqa: S108 - that is where
+    sockets = [str(path) for path in socket_folders().glob(f"*{run_id}*")]
+    return found + shm + ([] if but_sockets else sockets)
 
 
-def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 15.0) -> float:
+def await_nothing(
+    run_id: str, processes: list[psutil.Process], within_s: float = 15.0, *, but_sockets: bool = False
+) -> float:
     """Return how long it took until nothing of a run was left, in seconds.
+
+    Args:
+        run_id: of the run.
+        processes: which must be gone as well.
+        within_s: how long it may take.
+        but_sockets: a head that was killed leaves its folder to the next one.
 
     Raises:
         AssertionError: something is left; says what.
     """
     since = time.monotonic()
-    while left := [*map(_described, filter(_is_there, processes)), *running_of(run_id)]:
+    while left := [
+        *map(_described, filter(is_there, processes)),
+        *running_of(run_id, but_sockets=but_sockets),
+    ]:
         assert time.monotonic() - since < within_s, left
         time.sleep(0.05)
     return time.monotonic() - since
@@ -190,23 +200,8 @@ def family_of(process: psutil.Process) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def node_processes(run_dir: Path) -> list[psutil.Process]:
-    """Return the porters, keepers and agents of a run that log to a folder, wherever their parents are."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if "relax_actor.node" in process.cmdline() and str(run_dir) in _files_of(process):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
-def _files_of(process: psutil.Process) -> str:
-    return " ".join(file.path for file in process.open_files()) + process.cwd()
-
-
-def _is_there(process: psutil.Process) -> bool:
+def is_there(process: psutil.Process) -> bool:
+    """Whether a process runs."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
