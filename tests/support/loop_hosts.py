@@ -30,9 +30,16 @@ class LoopHosts:
         """The hosts' names."""
         return [host.name for host in self.hosts]
 
-    def rollouts_on(self, *names: str, spares: tuple[Seat, ...] = ()) -> Placement:
-        """Place everything on the first host, but the rollouts on these."""
-        seats = [Seat(actor=f"rollout/{replica}", host=name) for replica, name in enumerate(names)]
+    def rollouts_on(
+        self,
+        *names: str,
+        gpus: tuple[str, ...] = (),
+        spares: tuple[Seat, ...] = (),
+        rewards: tuple[str, ...] = (),
+    ) -> Placement:
+        """Place everything on the first host, but the rollouts, and one reward actor, on these."""
+        seats = [Seat(actor=f"rollout/{n}", host=name, gpus=gpus) for n, name in enumerate(names)]
+        seats += [Seat(actor="reward", host=name) for name in rewards]
         return Placement(hosts=tuple(self.names), seats=tuple(seats), spares=spares)
 
     def settings(self, placement: Placement | None = None, **settings: Any) -> dict[str, Any]:
