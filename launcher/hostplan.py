@@ -143,7 +143,7 @@ def _sizes(hosts: Sequence[PlannedHost]) -> list[str]:
 def _places(hosts: Sequence[PlannedHost]) -> list[str]:
     """Return which actor is where, hosts that are alike in one line."""
     groups = [list(alike) for _, alike in itertools.groupby(hosts, key=_kind)]
-    return aligned(("actor", "host", "GPUs"), [row for alike in groups for row in _rows(alike)])
+    return aligned(("host", "GPUs", "actors"), [row for alike in groups for row in _rows(alike)])
 
 
 def _kind(host: PlannedHost) -> tuple[object, ...]:
@@ -152,12 +152,14 @@ def _kind(host: PlannedHost) -> tuple[object, ...]:
 
 
 def _rows(alike: Sequence[PlannedHost]) -> list[tuple[str, str, str]]:
-    """Return rows for hosts that are alike: their actors by role."""
+    """Return rows for hosts that are alike: rollouts, the trainer if it has a GPU, all others."""
     names = fold(host.name for host in alike)
+    busy = frozenset(name for host in alike for name in host.actor_gpus)
     roles: dict[str, list[str]] = {}
     for name in (name for host in alike for name in host.actors):
-        roles.setdefault(name.partition("/")[0].partition("-")[0], []).append(name)
-    return [(fold(actors), names, _gpus_of(alike, actors)) for actors in roles.values()]
+        role = name.partition("/")[0] if name in busy or name.startswith("rollout/") else ""
+        roles.setdefault(role, []).append(name)
+    return [(names, _gpus_of(alike, actors), fold(actors)) for actors in roles.values()]
 
 
 def _gpus_of(alike: Sequence[PlannedHost], actors: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ none needs a GPU. Sets that stay free are spares: a rollout whose host is lost g
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -156,16 +156,15 @@ class _Stall:
     def can_share(self) -> bool:
         return self._is_open and self._needs.shares and self._needs.gpus_each == 1 and bool(self._all)
 
-    def seat(self, actor: str) -> Seat:
-        """Give an actor the next set."""
+    def take(self) -> tuple[str, ...]:
+        """Give the next set away."""
         self.taken += 1
-        return Seat(actor=actor, host=self.host, gpus=self._next_set())
+        return self._next_set()
 
-    def share(self, actor: str) -> Seat:
-        """Give an actor a GPU that others have, too, in turn."""
+    def share(self) -> tuple[str, ...]:
+        """Give a GPU that others have, too, in turn."""
         self._shared_out += 1
-        gpu = self._all[(self._shared_out - 1) % len(self._all)]
-        return Seat(actor=actor, host=self.host, gpus=(gpu,))
+        return (self._all[(self._shared_out - 1) % len(self._all)],)
 
     def spares(self) -> list[Seat]:
         """Return a seat for each set that is free; where slots have no number, as many as are taken."""
@@ -233,25 +232,32 @@ def _is_only_one(needs: Needs, rooms: Sequence[Room]) -> bool:
 
 
 def _rollout_seats(needs: Needs, stalls: Sequence[_Stall]) -> list[Seat]:
-    """Give each rollout a set; a heap has the host whose turn it is, since there may be a thousand."""
+    """Give each rollout a set, then number them host by host, which people read more easily."""
+    taken = sorted(_sets(needs, stalls), key=lambda pair: pair[0])
+    return [
+        Seat(actor=f"rollout/{replica}", host=stalls[index].host, gpus=gpus)
+        for replica, (index, gpus) in enumerate(taken)
+    ]
+
+
+def _sets(needs: Needs, stalls: Sequence[_Stall]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield host and GPUs of each rollout; a heap knows whose turn it is, among a thousand hosts, too."""
     turns = [(_turn(needs, stall), index) for index, stall in enumerate(stalls) if stall.has_room]
     heapq.heapify(turns)
-    sharing = [stall for stall in stalls if stall.can_share]
-    seats = []
+    sharing = [index for index, stall in enumerate(stalls) if stall.can_share]
     for replica in range(needs.replicas):
-        actor = f"rollout/{replica}"
         if turns:
-            _, index = turns[0]
-            seats.append(stalls[index].seat(actor))
+            index = turns[0][1]
+            yield index, stalls[index].take()
             if stalls[index].has_room:
                 heapq.heapreplace(turns, (_turn(needs, stalls[index]), index))
             else:
                 heapq.heappop(turns)
         elif sharing:
-            seats.append(sharing[replica % len(sharing)].share(actor))
+            index = sharing[replica % len(sharing)]
+            yield index, stalls[index].share()
         else:
-            raise _no_room(needs, actor, stalls)
-    return seats
+            raise _no_room(needs, f"rollout/{replica}", stalls)
 
 
 def _turn(needs: Needs, stall: _Stall) -> tuple[int, int]:
