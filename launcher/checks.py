@@ -43,7 +43,9 @@ def check_config(config: Config, where: Where = str) -> list[ConfigError]:
     return [*_batches(config, where), *_combinations(config, where), *_files(config, where)]
 
 
-def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where = str) -> list[ConfigError]:
+def check_machine(
+    config: Config, folder: Path, estimate: Estimate, where: Where = str, *, alone: bool = True
+) -> list[ConfigError]:
     """Return what this machine lacks for a run.
 
     Args:
@@ -51,8 +53,10 @@ def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where
         folder: the run folder, which need not exist.
         estimate: what the run needs.
         where: what errors call an option.
+        alone: whether actors run here; other hosts are asked for their memory in time.
     """
-    problems = [_shared_memory(config, estimate, where), _socket_folder(), _writable(folder, where)]
+    shared = _shared_memory(config, estimate, where) if alone else None
+    problems = [shared, _socket_folder(), _writable(folder, where)]
     return [problem for problem in problems if problem]
 
 

@@ -80,14 +80,12 @@ def fold(names: Iterable[str]) -> str:
     Args:
         names: the order of their first appearance is kept; ranges are sorted.
     """
-    groups: dict[tuple[str, str, int], list[int]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(names):
-        if not (match := _LAST_NUMBER.fullmatch(name)):
-            groups[name, "", 0] = []
-            continue
-        prefix, digits, suffix = match.groups()
-        groups.setdefault((prefix, suffix, _width(digits)), []).append(int(digits))
-    return ",".join(_folded(*key, sorted(numbers)) for key, numbers in groups.items())
+        match = _LAST_NUMBER.fullmatch(name)
+        stem = (match[1], match[3]) if match else (name, "")
+        groups.setdefault(stem, []).append(match[2] if match else "")
+    return ",".join(text for stem, digits in groups.items() for text in _folded(*stem, digits))
 
 
 def _parts(pattern: str) -> Iterator[list[str]]:
@@ -127,17 +125,18 @@ def _numbers(text: str, offset: int) -> list[str]:
     return numbers
 
 
-def _width(digits: str) -> int:
-    """Return the width that zeros keep; 1 where there are none in front, so that 9 and 10 go together."""
-    return len(digits) if digits[0] == "0" else 1
-
-
-def _folded(prefix: str, suffix: str, width: int, numbers: list[int]) -> str:
-    if not numbers:
-        return prefix
-    if len(numbers) == 1:
-        return f"{prefix}{numbers[0]:0{width}}{suffix}"
-    return f"{prefix}[{','.join(_ranges(numbers, width))}]{suffix}"
+def _folded(prefix: str, suffix: str, digits: list[str]) -> Iterator[str]:
+    """Yield a pattern for the numbers of each width, the names without a number first."""
+    if "" in digits:
+        yield prefix
+    padded = {len(text) for text in digits if text[:1] == "0"}
+    by_width: dict[int, list[int]] = {}
+    for text in filter(None, digits):
+        width = max((width for width in padded if width <= len(text)), default=1)
+        by_width.setdefault(width, []).append(int(text))
+    for width, numbers in by_width.items():
+        listed = ",".join(_ranges(sorted(numbers), width))
+        yield f"{prefix}{listed if len(numbers) == 1 else f'[{listed}]'}{suffix}"
 
 
 def _ranges(numbers: list[int], width: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ none needs a GPU. Sets that stay free are spares: a rollout whose host is lost g
 """
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -14,24 +14,25 @@ from launcher.hosts import HostEntry, HostRole
 from launcher.options import GpuOptions, Layout, Order
 from relax_actor.config import Config
 from relax_actor.devices import CPU
-from relax_actor.errors import RelaxError
+from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement, Seat
 
 TRAINER_GPUS = 1
 """Of backend `torch`, which trains on one."""
 
 
-class PlacementError(RelaxError):
+class PlacementError(ConfigError):
     """The hosts have no place for an actor.
 
     Args:
-        fact: what is missing, naming actor and host.
+        actor: who has none.
+        fact: what is missing, naming the host.
         hint: what to do about it.
     """
 
-    def __init__(self, fact: str, hint: str) -> None:
-        self.fact, self.hint = fact, hint
-        super().__init__(f"{fact}\n\nhint: {hint}")
+    def __init__(self, actor: str, fact: str, hint: str) -> None:
+        self.actor = actor
+        super().__init__(actor, fact, hint)
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +91,7 @@ def needs_of(config: Config, rooms: Sequence[Room], asked: GpuOptions, *, shares
 
 def gpus_each(config: Config) -> int:
     """Return how many GPUs a rollout takes."""
-    return int(getattr(config.rollout, "tensor_parallel", 1))  # of engines that spread a replica
+    return max(1, getattr(config.rollout, "tensor_parallel", 1))  # of engines that spread a replica
 
 
 def place(needs: Needs, rooms: Sequence[Room]) -> Placement:
@@ -136,7 +137,7 @@ class _Stall:
         self._free_gpus = self._all
         self._is_open = room.role is not HostRole.TRAINER
         self._slots = room.slots
-        self._is_unknown = room.gpus is None
+        self.is_unknown = room.gpus is None
 
     @property
     def free(self) -> int:
@@ -155,16 +156,15 @@ class _Stall:
     def can_share(self) -> bool:
         return self._is_open and self._needs.shares and self._needs.gpus_each == 1 and bool(self._all)
 
-    def seat(self, actor: str) -> Seat:
-        """Give an actor the next set."""
+    def take(self) -> tuple[str, ...]:
+        """Give the next set away."""
         self.taken += 1
-        return Seat(actor=actor, host=self.host, gpus=self._next_set())
+        return self._next_set()
 
-    def share(self, actor: str) -> Seat:
-        """Give an actor a GPU that others have, too, in turn."""
+    def share(self) -> tuple[str, ...]:
+        """Give a GPU that others have, too, in turn."""
         self._shared_out += 1
-        gpu = self._all[(self._shared_out - 1) % len(self._all)]
-        return Seat(actor=actor, host=self.host, gpus=(gpu,))
+        return (self._all[(self._shared_out - 1) % len(self._all)],)
 
     def spares(self) -> list[Seat]:
         """Return a seat for each set that is free; where slots have no number, as many as are taken."""
@@ -178,7 +178,7 @@ class _Stall:
 
     @property
     def _counts_gpus(self) -> bool:
-        return self._needs.gpus_each > 0 and not self._is_unknown
+        return self._needs.gpus_each > 0 and not self.is_unknown
 
     def _next_set(self) -> tuple[str, ...]:
         if not self._counts_gpus:
@@ -210,8 +210,10 @@ def _first(rooms: Sequence[Room]) -> Room:
         for room in rooms:
             if room.role is wanted:
                 return room
-    fact = f"trainer has no host: all {len(rooms)} are reserved for rollouts"
-    raise PlacementError(fact, "take role=rollout from one line of the hostfile, or give one role=trainer")
+    fact = f"has no host: all {len(rooms)} are reserved for rollouts"
+    raise PlacementError(
+        "trainer", fact, "take role=rollout from one line of the hostfile, or give one role=trainer"
+    )
 
 
 def _trainer_seat(needs: Needs, room: Room) -> Seat:
@@ -219,8 +221,8 @@ def _trainer_seat(needs: Needs, room: Room) -> Seat:
     if gpus is None or not needs.trainer_gpus:
         return Seat(actor="trainer", host=room.host)
     if len(gpus) < needs.trainer_gpus:
-        fact = f"trainer needs {_count(needs.trainer_gpus)} of {room.host}, which has {len(gpus)}"
-        raise PlacementError(fact, "put a host with GPUs first, or set train.device=cpu")
+        fact = f"needs {_count(needs.trainer_gpus)} of {room.host}, which has {len(gpus)}"
+        raise PlacementError("trainer", fact, "put a host with GPUs first, or set train.device=cpu")
     return Seat(actor="trainer", host=room.host, gpus=gpus[: needs.trainer_gpus])
 
 
@@ -230,41 +232,52 @@ def _is_only_one(needs: Needs, rooms: Sequence[Room]) -> bool:
 
 
 def _rollout_seats(needs: Needs, stalls: Sequence[_Stall]) -> list[Seat]:
-    """Give each rollout a set; a heap has the host whose turn it is, since there may be a thousand."""
+    """Give each rollout a set, then number them host by host, which people read more easily."""
+    taken = sorted(_sets(needs, stalls), key=lambda pair: pair[0])
+    return [
+        Seat(actor=f"rollout/{replica}", host=stalls[index].host, gpus=gpus)
+        for replica, (index, gpus) in enumerate(taken)
+    ]
+
+
+def _sets(needs: Needs, stalls: Sequence[_Stall]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield host and GPUs of each rollout; a heap knows whose turn it is, among a thousand hosts, too."""
     turns = [(_turn(needs, stall), index) for index, stall in enumerate(stalls) if stall.has_room]
     heapq.heapify(turns)
-    sharing = [stall for stall in stalls if stall.can_share]
-    seats = []
+    sharing = [index for index, stall in enumerate(stalls) if stall.can_share]
     for replica in range(needs.replicas):
-        actor = f"rollout/{replica}"
         if turns:
-            _, index = turns[0]
-            seats.append(stalls[index].seat(actor))
+            index = turns[0][1]
+            yield index, stalls[index].take()
             if stalls[index].has_room:
                 heapq.heapreplace(turns, (_turn(needs, stalls[index]), index))
             else:
                 heapq.heappop(turns)
         elif sharing:
-            seats.append(sharing[replica % len(sharing)].share(actor))
+            index = sharing[replica % len(sharing)]
+            yield index, stalls[index].share()
         else:
-            raise _no_room(needs, actor, stalls)
-    return seats
+            raise _no_room(needs, f"rollout/{replica}", stalls)
 
 
 def _turn(needs: Needs, stall: _Stall) -> tuple[int, int]:
     """Return what orders hosts: their own order, or the fewest rollouts, then the most room, first."""
-    return (0, 0) if needs.order is Order.PACK else (stall.taken, -stall.free)
+    if needs.order is Order.PACK:
+        return (0, 0)
+    return (stall.taken, 0 if stall.is_unknown else -stall.free)
 
 
 def _no_room(needs: Needs, actor: str, stalls: Sequence[_Stall]) -> PlacementError:
     largest = max(stalls, key=lambda stall: stall.free)
     if needs.gpus_each:
         left = f"the largest free set is {largest.free} on {largest.host}" if largest.free else "none is free"
-        fact = f"{actor} needs {_count(needs.gpus_each)} of one host; {left}"
+        fact = f"needs {_count(needs.gpus_each)} of one host; {left}"
         hint = f"lower rollout.replicas (now {needs.replicas}) or rollout.tensor_parallel, or add hosts"
-        return PlacementError(fact, hint)
-    fact = f"{actor} needs a slot; the {len(stalls)} hosts have {sum(stall.taken for stall in stalls)}"
-    return PlacementError(fact, f"lower rollout.replicas (now {needs.replicas}), or raise slots= of a host")
+        return PlacementError(actor, fact, hint)
+    fact = f"needs a slot; the {len(stalls)} hosts have {sum(stall.taken for stall in stalls)}"
+    return PlacementError(
+        actor, fact, f"lower rollout.replicas (now {needs.replicas}), or raise slots= of a host"
+    )
 
 
 def _count(gpus: int) -> str:

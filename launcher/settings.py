@@ -39,6 +39,8 @@ FLAGS: dict[str, Name] = {
     "--micro-batch-size": ("train", "micro_batch_size"),
     "--resume": ("run", "resume"),
     "--run-dir": ("run", "dir"),
+    "--grace": ("run", "grace_s"),
+    "--partial-rollout": ("rollout", "chunk_tokens"),
 }
 """Short ways to say the fields that most runs set."""
 
@@ -91,7 +93,7 @@ def read(
     for override in overrides:
         _read_override(said, override)
     for flag, text in (flags or {}).items():
-        if text is not None:
+        if text is not None and not (flag == "--partial-rollout" and said.chunks):
             said.take(FLAGS[flag], text, flag)
     _complete(said, config_path)
     if said.problems:
@@ -123,6 +125,12 @@ class _Said:
             self.complain(label, f"must be a path, got {shown(typed)}")
             return
         self.given[name] = Setting(_resolved(name, typed, base or Path()), label)
+
+    @property
+    def chunks(self) -> bool:
+        """Whether it was said how often unfinished samples are put; a switch does not overrule a number."""
+        setting = self.given.get(("rollout", "chunk_tokens"))
+        return setting is not None and setting.value > 0
 
     def is_unknown(self, name: Name) -> bool:
         """Whether a value was given but not understood, or may stand in a file that cannot be read."""

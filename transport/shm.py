@@ -314,9 +314,10 @@ class ShmSpace:
 
 
 def _segments_in(root: Path) -> Iterator[SegmentName]:
-    for path in root.iterdir():
-        with contextlib.suppress(SegmentNameError):
-            yield parse_name(path.name)
+    with contextlib.suppress(FileNotFoundError):  # who is gone with its folder has left nothing
+        for path in root.iterdir():
+            with contextlib.suppress(SegmentNameError):
+                yield parse_name(path.name)
 
 
 def _mapped(name: str, fd: int, nbytes: int, *, writable: bool, populate: bool = False) -> Segment:

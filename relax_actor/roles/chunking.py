@@ -8,7 +8,7 @@ import numpy.typing as npt
 from relax_actor.engines.base import NO_PREFIX, Completion, Prefix
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import PromptLease, SampleChunk, TensorRef
-from relax_actor.transfer_queue.storage import RowReader, RowWriter
+from relax_actor.roles.rows import Rows
 
 Key = tuple[GroupId, SampleIndex]
 
@@ -42,7 +42,7 @@ class Chunks:
         return (length // self._every_tokens + 1) * self._every_tokens
 
 
-def prefixes(lease: PromptLease, reader: RowReader) -> dict[SampleIndex, Prefix]:
+def prefixes(lease: PromptLease, rows: Rows) -> dict[SampleIndex, Prefix]:
     """Read what is there of a lease's samples; those without anything have an empty one.
 
     Raises:
@@ -51,16 +51,16 @@ def prefixes(lease: PromptLease, reader: RowReader) -> dict[SampleIndex, Prefix]
     found = dict.fromkeys(lease.missing, NO_PREFIX)
     for chunk in lease.chunks:
         found[chunk.sample_index] = Prefix(
-            tokens=tuple(reader.read(chunk.tokens).tolist()),
-            logprobs=tuple(reader.read(chunk.logprobs).tolist()),
-            versions=tuple(reader.read(chunk.versions).tolist()),
+            tokens=tuple(rows.read(chunk.tokens).tolist()),
+            logprobs=tuple(rows.read(chunk.logprobs).tolist()),
+            versions=tuple(rows.read(chunk.versions).tolist()),
         )
     return found
 
 
-def write_rows(writer: RowWriter, completions: Sequence[Completion]) -> list[dict[str, TensorRef]]:
+def write_rows(rows: Rows, completions: Sequence[Completion]) -> list[dict[str, TensorRef]]:
     """Write tokens, log-probs and versions of finished or unfinished samples; return where they are."""
-    return writer.write(
+    return rows.write(
         [
             {"tokens": each.tokens, "logprobs": each.logprobs, "versions": each.versions}
             for each in completions

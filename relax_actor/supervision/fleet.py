@@ -18,8 +18,9 @@ from relax_actor.actor.wire import NodeConfig, Record
 from relax_actor.node.lease import Grants
 from relax_actor.node.names import agent_identity
 from relax_actor.supervision.gate import Gate
-from relax_actor.supervision.hosts import Host, choose
+from relax_actor.supervision.hosts import Host, choose, choose_home
 from relax_actor.supervision.site import Agent, Key, Place, Site
+from relax_actor.supervision.spec import ChildSpec, Home
 from relax_actor.telemetry import EventLog
 from transport.control import Frames
 
@@ -74,6 +75,7 @@ class Fleet:
         self._gate = Gate(fan_out, self._start_agent)
         self._is_barrier_up = True
         self._is_closed = False
+        self._homes: dict[Key, Home] = {}
         self._tree: Tree
         self._courier: Courier
         self.refused: dict[str, int] = {}
@@ -108,14 +110,26 @@ class Fleet:
 
     # -- actors ---------------------------------------------------------------------------------
 
-    def place(self, key: Key, hosts: Sequence[str], replica: int) -> str:
-        """Choose the host of a new incarnation, which counts as running there from now on."""
-        joined = {name for name, site in self._sites.items() if site.joined}
-        chosen = choose(hosts or (next(iter(self._sites)),), replica, joined)
-        self._sites[chosen].actors[key] = 0
-        if self._sites[chosen].is_remote:
+    def place(self, key: Key, spec: ChildSpec, replica: int) -> Home:
+        """Choose the place of a new incarnation, which counts as running there from now on."""
+        home = self._homes[key] = self._choose(spec, replica)
+        site = self._sites[home.host]
+        site.actors[key] = 0
+        if site.is_remote:
             self._courier.lines.open(_peer(key), self._config.epoch, key[1])
-        return chosen
+        return home
+
+    def _choose(self, spec: ChildSpec, replica: int) -> Home:
+        joined = {name for name, site in self._sites.items() if site.joined}
+        if spec.homes:
+            return choose_home(spec.homes, replica, spec.replicas, joined, self._homes.values())
+        host = choose(spec.hosts or (next(iter(self._sites)),), replica, joined)
+        return Home(host=host, devices=spec.devices)
+
+    def absence(self, host: str) -> str:
+        """Return why a host is not there, or nothing where it is."""
+        site = self._sites[host]
+        return "" if site.joined else site.lost or "it has not joined"
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
         """Run `action` once the host of `key` has joined: now, or when it comes back."""
@@ -146,12 +160,14 @@ class Fleet:
         site = self._site_of(old)
         if site is not None:
             site.actors[new] = site.actors.pop(old)
+            self._homes[new] = self._homes.pop(old)
             if site.is_remote:
                 self._courier.lines.open(_peer(new), self._config.epoch, new[1])
 
     def gone(self, key: Key) -> None:
         """Forget an actor that is over."""
         site = self._site_of(key)
+        self._homes.pop(key, None)
         if site is not None:
             self._courier.lines.close(_peer(key))
             pid = site.actors.pop(key)
@@ -310,6 +326,7 @@ class Fleet:
         name, joined = site.name, site.joined
         self._grants.withdraw(name)
         self._forget_agent(site)
+        site.lost = reason
         lost = [key for key in site.actors if key not in site.waiting]
         self._events.emit("host_lost", host=name, agent=site.incarnation, reason=reason, actors=len(lost))
         site.sweep(lost)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from relax_actor.supervision.spec import ChildSpec, SpecError, SupervisorSpec
+from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec
 from transport.address import Address
 from transport.errors import AddressError
 
@@ -104,7 +104,7 @@ def check_placement(spec: SupervisorSpec | ChildSpec, names: Collection[str]) ->
         for child in spec.children:
             check_placement(child, names)
         return
-    for host in spec.hosts:
+    for host in (*spec.hosts, *(home.host for home in spec.homes)):
         if host not in names:
             raise SpecError(f"{spec.id}.hosts", f"names {host!r}; there are {', '.join(sorted(names))}")
 
@@ -116,6 +116,32 @@ def choose(candidates: Sequence[str], replica: int, joined: Collection[str]) -> 
     """
     turn = [candidates[(replica + step) % len(candidates)] for step in range(len(candidates))]
     return next((host for host in turn if host in joined), turn[0])
+
+
+def choose_home(
+    homes: Sequence[Home], replica: int, replicas: int, joined: Collection[str], taken: Collection[Home]
+) -> Home:
+    """Return the place for a replica: its own, or while that host is away another one with room.
+
+    Where there is none it is its own: the host may come back.
+
+    Args:
+        homes: a place for each replica, then the spare ones.
+        replica: whose place.
+        replicas: how many there are.
+        joined: the hosts that are there.
+        taken: the places that actors have now.
+    """
+    own = homes[replica]
+    if own.host in joined:
+        return own
+    for step in range(1, len(homes)):
+        index = (replica + step) % len(homes)
+        home = homes[index]
+        has_room = not home.devices or (index >= replicas and home not in taken)
+        if home.host in joined and has_room:
+            return home
+    return own
 
 
 def _check_address(where: str, address: str) -> None:

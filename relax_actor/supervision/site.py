@@ -56,6 +56,7 @@ class Site:
     Attributes:
         actors: pid of each actor here, or 0 while it is not known.
         waiting: what is done for an actor once the host has joined.
+        lost: why it was given up last.
     """
 
     def __init__(self, host: Host, config: NodeConfig) -> None:
@@ -66,6 +67,7 @@ class Site:
         self.attempts = 0  # to reach it since it was last reached
         self._since_s = 0.0  # when the first of them was made
         self.files = Files(Path(config.run_dir))
+        self.lost = ""
         self.actors: dict[Key, int] = {}
         self.waiting: dict[Key, Callable[[Place], None]] = {}
 

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
@@ -109,8 +110,8 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
-        head = Address.ipc(socket_dir / "head")
+        self._socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
+        head = Address.ipc(self._socket_dir / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
         self._policy = TreePolicy(
@@ -214,6 +215,8 @@ class Supervisor:
         self._courier.run_soon(self._close_shell, done)
         done.wait()
         self._courier.stop()
+        ShmSpace(self.run_id, self._shm_root).sweep()  # where no agent is on this host, nobody else does
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
         os.close(self._claim)
 
     def _close_shell(self, done: threading.Event) -> None:
@@ -301,6 +304,11 @@ class Supervisor:
     def status(self) -> NodeStatus:
         """Return the tree: every node's name, state, incarnation and restarts."""
         return self._policy.snapshot()
+
+    @property
+    def homeless(self) -> Mapping[str, str]:
+        """The actors that wait for a host, with the host and why it is away."""
+        return self._shell.homeless
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""

@@ -5,9 +5,10 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -150,6 +151,7 @@ class LoopRunner:
         resume: Path | None = None,
         control: app.RunControl | None = None,
         on_tick: Callable[[Path], None] = lambda _folder: None,
+        on_hosts: Mapping[str, Any] = MappingProxyType({}),
         **sections: Any,
     ) -> LoopRun:
         """Run to the end, in this process; `outcome` says so when the deadline had to kill it."""
@@ -173,6 +175,7 @@ class LoopRunner:
             on_tick=tick,
             env={"OMP_NUM_THREADS": "1", **faults.plan([*plan])},
             backoff=QUICK,
+            **on_hosts,
         )
         events, _ = read_events(folder / "events.jsonl")
         start = next(index for index, event in enumerate(events) if event.get("run_id") == run_id)

@@ -1,0 +1,165 @@
+"""Rows that travel between hosts, whoever dies on the way; and hosts that are lost and come back."""
+
+from contextlib import suppress
+
+import psutil
+import pytest
+from loop_hosts import loop_hosts
+from loop_run import assert_trained_in_order, assert_trainer_went_on, assert_versions_never_go_back, kills
+
+from relax_actor.node.lease import LeaseTerms
+from relax_actor.placement import Seat
+from relax_actor.telemetry import read_events
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+SLOW_TOKENS = {"scripted_token_s": 0.02}
+QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
+
+
+def assert_nothing_was_lost(run, hosts):
+    """I2, I3, I5, I7, I8."""
+    assert run.outcome.exit_code == 0, run.log
+    assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
+    assert all(event["balances"] for event in run.of("ledger"))
+    staleness = run.config.run.max_staleness
+    assert all(int(age) <= staleness for event in run.of("step") for age in event["staleness"])
+    assert_versions_never_go_back(run)
+    assert_trained_in_order(run)
+    assert_trainer_went_on(run)
+    hosts.assert_nothing_is_left(run)
+
+
+def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_loop):
+    """The dock, the producer and the queue are killed at every step of a row's way to the queue's host."""
+    plan = [
+        *kills("dock", "rows_given", ("parcel_written", 2), ("parcel_docked", 2), ("rows_given", 3)),
+        *kills("rollout/0", "tensors_written", "parcel_sent", ("parcel_sent", 3), "ready_sent", "leased"),
+        *kills("queue", ("queue_decided", 5), ("queue_committed", 7), ("queue_answered", 6)),
+    ]
+    with loop_hosts(2) as hosts:
+        placement = hosts.rollouts_on("b", "b")
+        run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW_TOKENS, **hosts.settings(placement))
+        assert_nothing_was_lost(run, hosts)
+    assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
+
+
+def test_partial_rollouts_go_on_on_another_host(run_loop):
+    """Chunks travel as well: to the queue's host, and from there to whoever goes on."""
+    plan = kills("rollout/0", ("chunk_sent", 3), ("parcel_sent", 2))
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            plan=plan,
+            run={"steps": 12},
+            rollout={"chunk_tokens": 2, **SLOW_TOKENS},
+            **hosts.settings(hosts.rollouts_on("b", "c")),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert run.killed == ["rollout/0"] * 2
+    assert run.of("samples_continued")
+
+
+def test_rewards_may_be_scored_on_another_host(run_loop):
+    with loop_hosts(2) as hosts:
+        placement = hosts.rollouts_on("a", "b", rewards=("b",))
+        run = run_loop(
+            plan=kills("reward", ("rewarding", 3), ("reward_sent", 2)),
+            rollout=SLOW_TOKENS,
+            **hosts.settings(placement),
+        )
+        assert_nothing_was_lost(run, hosts)
+
+
+class LoseHost:
+    """Kills the node agent of a host once a number of steps are done, and those that follow it.
+
+    Args:
+        host: its name, which its processes bear in their environment.
+        after_steps: when.
+        agents: how many are killed before one may stay.
+    """
+
+    def __init__(self, host, after_steps=2, agents=1):
+        self._mark, self._after_steps, self._left = host, after_steps, agents
+        self._killed = set()
+
+    def __call__(self, folder):
+        steps = [event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "step"]
+        for agent in self._agents() if self._left and len(steps) >= self._after_steps else ():
+            self._killed.add(agent.pid)
+            self._left -= 1
+            agent.kill()
+
+    def _agents(self):
+        """Return the agents: a keeper, which has the same command line, is the parent of one."""
+        for process in psutil.process_iter(["ppid"]):
+            with suppress(psutil.Error):
+                is_here = process.environ().get("RELAX_ACTOR_TEST_HOST") == self._mark
+                is_agent = is_node(process) and is_node(psutil.Process(process.info["ppid"]))
+                if is_here and is_agent and process.pid not in self._killed:
+                    yield process
+
+
+def is_node(process):
+    return "relax_actor.node" in process.cmdline()
+
+
+def hosts_of(run, actor):
+    """Return the hosts that the incarnations of an actor were spawned on."""
+    return [event["host"] for event in run.of("child_spawned", child=actor)]
+
+
+def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
+    """Its replica takes a place on the other host."""
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            run={"steps": 12},
+            rollout=SLOW_TOKENS,
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(hosts.rollouts_on("b", "c"), lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert set(hosts_of(run, "rollout/0")) == {"b", "c"}
+
+
+def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(run_loop):
+    """Degraded meanwhile: one replica of two."""
+    with loop_hosts(3) as hosts:
+        placement = hosts.rollouts_on("b", "c", gpus=("7",))
+        run = run_loop(
+            run={"steps": 40},
+            rollout={**SLOW_TOKENS, "min_replicas": 1},
+            on_tick=LoseHost("b"),
+            **hosts.settings(placement, lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert set(hosts_of(run, "rollout/0")) == {"b"}
+    assert len(hosts_of(run, "rollout/0")) == 2
+    assert run.of("child_awaits_host", child="rollout/0")
+
+
+def test_a_spare_place_is_taken_by_one_replica(run_loop):
+    with loop_hosts(4) as hosts:
+        spare = Seat(actor="", host="d", gpus=("7",))
+        placement = hosts.rollouts_on("b", "c", gpus=("7",), spares=(spare,))
+        run = run_loop(
+            run={"steps": 12},
+            rollout=SLOW_TOKENS,
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(placement, lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert hosts_of(run, "rollout/0") == ["b", "d"]
+
+
+def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            run={"steps": 1000},
+            rollout={**SLOW_TOKENS, "min_replicas": 2},
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+        )
+        hosts.assert_nothing_is_left(run)
+    assert run.outcome.exit_code == 4
+    assert run.outcome.reason.startswith("1 of 2 rollout replicas have a host, fewer than 2: b: ")

@@ -1,0 +1,30 @@
+"""Actors for the tests of hosts whose files are handed over: they write."""
+
+import os
+import sys
+from pathlib import Path
+
+from relax_actor import Actor, endpoint
+
+
+class Writer(Actor):
+    """Writes into its log and into the event log of its host."""
+
+    @endpoint
+    def say(self, text: str) -> None:
+        sys.stdout.write(f"{text}\n")
+
+    @endpoint
+    def tell(self, count: int) -> None:
+        for number in range(count):
+            self.ctx.events.emit("told", number=number)
+
+    @endpoint
+    def fill(self, size_bytes: int) -> None:
+        line = "x" * 99 + "\n"
+        sys.stdout.write(line * (size_bytes // len(line)))
+        sys.stdout.flush()
+
+    @endpoint
+    def surroundings(self) -> tuple[str, dict[str, str]]:
+        return str(Path.cwd()), dict(os.environ)
