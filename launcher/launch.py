@@ -1,19 +1,17 @@
 """`relax-actor launch`: read, check, plan, lock the run folder, run, report.
 
 The tree itself is `relax_actor.app`'s work; it runs in this process' main thread, which between its ticks
-draws the display and derives the metrics. Signals only set a flag there: the first INT, TERM or HUP asks the
-run to stop, the second has everything killed. USR2, a scheduler's warning, asks it to keep a checkpoint first.
+draws the display and derives the metrics. What signals do there is in `interrupts`.
 """
 
 import secrets
-import signal
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -21,6 +19,7 @@ from launcher import over_hosts
 from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
+from launcher.interrupts import Control, Ended, catching
 from launcher.metrics import MetricsWriter
 from launcher.options import LaunchOptions
 from launcher.plan import plan_json, render, write_plan
@@ -28,18 +27,13 @@ from launcher.preparing import Prepared, prepare
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
 from launcher.settings import Settings
+from launcher.slurm_submit import SCRIPT, SlurmJob, prepare_job, submit
 from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
 from relax_actor.telemetry import read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2)
-
-ECHO_S = 1.0
-"""A second SIGTERM so soon is the first one's: Slurm sends it to every process of a job, and the batch
-script passes it on as well."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,41 +43,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     flags: dict[str, str | None] = {}
     words: dict[str, Any] = {}  # about hosts, for `asking.ask`
+    argv: tuple[str, ...] = ()  # all words behind the command's name, for a job that says them again
     dry_run: bool = False
     as_json: bool = False  # the plan, in a dry run
     tensorboard: bool = False
     tag_output: bool = False  # also print what actors write
     live: bool | None = None  # None: where the output is a terminal
-
-
-class Control(Protocol):
-    """How a run is told to end; `relax_actor.app.RunControl`."""
-
-    def preempt(self, reason: str) -> None:
-        """End after the step at hand, with a checkpoint."""
-        ...
-
-    def stop(self, reason: str) -> None:
-        """End in order: every actor gets its time to stop."""
-        ...
-
-    def kill(self, reason: str) -> None:
-        """Kill everything now."""
-        ...
-
-
-class Ended(Protocol):
-    """How a run ended; `relax_actor.app.Outcome`."""
-
-    @property
-    def exit_code(self) -> int:
-        """0 where it is done."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why, naming the actor where one failed."""
-        ...
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,17 +92,31 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         return _dry_run(request, prepared, lacking, out)
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
+    if prepared.options.slurm.submit:
+        folder = RunFolder.create(str(path), name="")
+        submit(_job(request, prepared, path), folder, out)
+        return ExitCode.DONE
     return _run(request, prepared, RunFolder.create(str(path), name=""), (out, runner or _run_app))
+
+
+def _job(request: Request, prepared: Prepared, path: Path) -> SlurmJob:
+    return prepare_job(prepared.options, request.argv, name=prepared.settings.config.run.name, folder=path)
 
 
 def _dry_run(request: Request, prepared: Prepared, lacking: Sequence[ConfigError], out: TextIO) -> int:
     plan, config = prepared.plan, prepared.settings.config
     out.write((plan_json(plan) if request.as_json else render(plan)) + "\n")
+    path = expand(config.run.dir, name=config.run.name, now=time.localtime())
+    script = _job(request, prepared, path).script if prepared.options.slurm.submit else ""
+    if script and not request.as_json:
+        out.write(f"\n{SCRIPT}\n{textwrap.indent(script, '  ')}")
     if lacking:
         sys.stderr.write(report(RefusedError(lacking)).replace("error: ", "warning: ") + "\n")
     if request.flags.get("--run-dir"):
         folder = RunFolder.create(config.run.dir, name=config.run.name)
         write_plan(plan, _in_folder(config, folder), folder)
+        if script:
+            (folder.path / SCRIPT).write_text(script, encoding="utf-8")
     return ExitCode.DONE
 
 
@@ -150,7 +129,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
         config = _in_folder(settings.config, folder)
         write_plan(prepared.plan, config, folder)
         begun_at = folder.events.stat().st_size if folder.events.exists() else 0
-        with _signals() as signals:
+        with catching() as signals:
             with _watching(request, folder, out) as on_tick:
                 job = Job(
                     config=config,
@@ -165,7 +144,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
             events = read_events(folder.events, begun_at)[0]
             exit_code = over_hosts.exit_code(events, signals.exit_code(outcome))
             failures = write_reports(folder)
-            for problem in over_hosts.problems(events, prepared.options.hosts):
+            for problem in over_hosts.problems(events, prepared.options):
                 sys.stderr.write(f"{report(problem)}\n\n")
             with suppress(OSError):  # whoever read it has gone, or its disk is full: the run ended as it did
                 out.write(
@@ -222,58 +201,6 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
             tagged.close()
         display.close()
         metrics.poll()
-
-
-class _Signals:
-    """Turns signals into preemption, stop and kill; remembers the one that the run ends for."""
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self._since_s = 0.0
-        self._control: Control | None = None
-
-    def obey(self, control: Control) -> None:
-        """Send signals to this control, one that came too early included."""
-        self._control = control
-        if self.first is not None:
-            self._tell(control, self.first)
-
-    def exit_code(self, outcome: Ended) -> int:
-        """Return 128 + the first signal's number where it ended the run; a run that is done is done."""
-        return outcome.exit_code if self.first is None or not outcome.exit_code else 128 + self.first
-
-    def handle(self, number: int, _: FrameType | None) -> None:
-        """Take one signal, in the main thread."""
-        is_first = self.first in {None, signal.SIGUSR2}
-        if (number == signal.SIGUSR2 and self.first is not None) or self._is_echo(number):
-            return
-        if is_first:
-            self.first, self._since_s = number, time.monotonic()
-        if self._control is not None and is_first:
-            self._tell(self._control, number)
-        elif self._control is not None:
-            self._control.kill(signal.Signals(number).name)
-
-    def _is_echo(self, number: int) -> bool:
-        is_same = number == self.first == signal.SIGTERM
-        return is_same and time.monotonic() - self._since_s < ECHO_S
-
-    def _tell(self, control: Control, number: int) -> None:
-        tell = control.preempt if number == signal.SIGUSR2 else control.stop
-        tell(signal.Signals(number).name)
-
-
-@contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before: Mapping[signal.Signals, object] = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        signal.signal(number, signals.handle)
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what getsignal returned
 
 
 def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:

@@ -18,13 +18,13 @@ NOTICE_S = 180
 """How long before the time limit the shell is told."""
 
 _SAFE = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+")
-_FLAGS = frozenset({"--slurm", "--requeue"})
+_FLAGS = frozenset({"--slurm", "--requeue", "--dry-run", "--json"})
 _VALUES = frozenset(
     {"--nodes", "--partition", "--account", "--time", "--sbatch-opt", "--run-dir", "--resume", "--launcher"}
 )
 """Words that say how to submit, or that the job says anew."""
 
-_ENV = frozenset({"-x", "--export"})
+_ENV = frozenset({"-x", "--env"})
 
 
 def sbatch(options: LaunchOptions, argv: Sequence[str], *, name: str, folder: str) -> str:
@@ -49,7 +49,11 @@ def sbatch(options: LaunchOptions, argv: Sequence[str], *, name: str, folder: st
         "trap 'kill -TERM $head' TERM",
         "while kill -0 $head 2>/dev/null; do wait $head; done",
         "wait $head; code=$?",
-        *([f'[ $code -eq {PREEMPTED} ] && scontrol requeue "$SLURM_JOB_ID"'] if options.slurm.requeue else ()),
+        *(
+            [f'[ $code -eq {PREEMPTED} ] && scontrol requeue "$SLURM_JOB_ID"']
+            if options.slurm.requeue
+            else ()
+        ),
         "exit $code",
     ]
     return "\n".join(lines) + "\n"
@@ -68,10 +72,12 @@ def head_argv(words: Sequence[str], *, folder: str) -> tuple[list[str], dict[str
     for option, value in _options(words):
         if option in _FLAGS or option in _VALUES:
             continue
-        if option in _ENV and value is not None and "=" in value:
-            variable, _, text = value.partition("=")
-            env[variable], value = text, variable
-        kept += [option] if value is None else [option, value]
+        variable, equals, text = (value or "").partition("=")
+        if option in _ENV and equals:
+            env[variable] = text
+            kept += [option, variable]
+        else:
+            kept += [option] if value is None else [option, value]
     return [*kept, "--launcher", "slurm", "--run-dir", folder, "--resume", "auto"], env
 
 

@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -17,10 +17,15 @@ import msgspec
 
 from launcher.hostlist import expand_all
 from launcher.hosts import HostEntry
-from launcher.options import RemoteOptions
+from launcher.options import Launcher, LaunchOptions, RemoteOptions
+from launcher.selecting import select, within
 from launcher.slurm_words import SlurmError
+from launcher.ssh import FOLDER, environment, session_of
+from relax_actor import network
 from relax_actor.supervision.hosts import Host, Session
 from relax_actor.visible import scheduled_gpus, visible_gpus
+
+LOOPBACK = "127.0.0.1"
 
 SRUN = (
     "srun",
@@ -41,8 +46,16 @@ RETRY_ON = "Socket timed out|Unable to contact slurm controller|Communication co
 SURVEY_S = 180.0
 """How long the hosts may take to say what they are; nodes that were asleep are woken for it."""
 
-_ASKED = ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE")
-_PRINT = "import os; print('relax-actor', *(f'{n}={os.environ[n]}' for n in %r if n in os.environ), sep='\\t')"
+_ASKED = (
+    "SLURMD_NODENAME",
+    "CUDA_VISIBLE_DEVICES",
+    "SLURM_STEP_GPUS",
+    "SLURM_JOB_GPUS",
+    "SLURM_GPUS_ON_NODE",
+)
+_PRINT = (
+    "import os; print('relax-actor', *(f'{n}={os.environ[n]}' for n in %r if n in os.environ), sep='\\t')"
+)
 _ADDRESS = re.compile(r"NodeName=(\S+).*? NodeAddr=(\S+)")
 
 
@@ -153,43 +166,79 @@ def gpus_of(environ: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(map(str, range(int(count)))) if named is None and count.isdigit() else named
 
 
-def hosts_of(
-    entries: Sequence[HostEntry],
-    allocation: Allocation,
-    run_dir: Path,
-    *,
-    remote: RemoteOptions = RemoteOptions(),  # noqa: B008 - frozen
-    interface: str = "",
-) -> list[Host]:
-    """Return the hosts as a supervision tree takes them, in their order.
+def in_allocation(
+    options: LaunchOptions, environ: Mapping[str, str], *, rehearse: bool = False
+) -> LaunchOptions:
+    """Return options with the hosts of the allocation, or those of them that the user named.
 
     Args:
-        entries: of `survey`, filtered by what the user named.
-        allocation: of this process.
-        run_dir: the head's run folder; what other hosts write is handed over to it.
-        remote: what actors there start in.
-        interface: the network interface of collectives, where an entry names none; empty: by the route.
+        options: of the command line; others than of an allocation stay as they are.
+        environ: of this process.
+        rehearse: whether nothing is asked of the hosts, so that their GPUs are not known.
+
+    Raises:
+        SlurmError: the hosts cannot be asked.
+        SelectionError: the user named a host or a GPU that was not allocated.
     """
-    bypassed = tuple(dict.fromkeys(word for entry in entries for word in (entry.name, entry.address) if word))
-    return [
-        Host(
-            name=entry.label,
-            prefix=() if entry.name == allocation.here else step(entry.name, allocation),
-            address=entry.address or entry.name,
-            python="" if entry.name == allocation.here else remote.python,
-            run_dir="" if entry.name == allocation.here else str(run_dir / "hosts" / entry.label),
-            term_is_for_head=True,  # Slurm sends it to every process of a job
-            session=Session(
-                workdir=remote.workdir or str(Path.cwd()),
-                env=tuple((os.fsencode(name), os.fsencode(value)) for name, value in remote.env),
-                setup=remote.setup,
-                interface=entry.interface or interface,
-                no_proxy=bypassed,
-                retry_on=RETRY_ON,
-            ),
-        )
-        for entry in entries
-    ]
+    if options.launcher is not Launcher.SLURM or options.slurm.submit:
+        return options
+    given = allocation(environ)
+    there = tuple(HostEntry(name=name) for name in given.nodes) if rehearse else survey(given)
+    chosen = within(there, options.hosts) if options.hosts else select(there, options.selection)
+    return msgspec.structs.replace(options, hosts=chosen)
+
+
+def hosts_of(
+    options: LaunchOptions, allocation: Allocation, folder: Path, environ: MutableMapping[str, str]
+) -> tuple[tuple[Host, ...], str]:
+    """Return the hosts of a launch as a supervision tree takes them, and where they reach this process.
+
+    Args:
+        options: of `in_allocation`.
+        allocation: of this process.
+        folder: the run folder on the head.
+        environ: of this process, whose actors inherit it: network interface and proxies are set in it.
+    """
+    others = [entry for entry in options.hosts if entry.name != allocation.here]
+    peer = network.resolved(others[0].address or others[0].name) if others else LOOPBACK
+    head = options.network.master_addr or network.source_address(peer)
+    interface = options.network.interface
+    words = [head, *(word for entry in options.hosts for word in (entry.name, entry.address) if word)]
+    no_proxy = tuple(dict.fromkeys(("localhost", LOOPBACK, *words)))
+    own = next((entry.interface for entry in options.hosts if entry.name == allocation.here), "")
+    network.set_environment(environ, peer=peer, interface=own or interface, no_proxy=no_proxy)
+    hosts = []
+    for entry in options.hosts:
+        if entry.name == allocation.here:
+            hosts.append(_here(entry, options.remote, head))
+            continue
+        session = session_of(entry, options.remote, interface=interface, no_proxy=no_proxy)
+        hosts.append(_elsewhere(entry, options.remote, allocation, session, folder))
+    return tuple(hosts), head
+
+
+def problem_of(host: str, output: str, fact: str) -> SlurmError:
+    """Return why no agent could be started on a host: by its own word, or by what srun wrote."""
+    return SlurmError(f"srun to {host}", fact or output)
+
+
+def _here(entry: HostEntry, remote: RemoteOptions, head: str) -> Host:
+    session = Session(env=environment(remote))
+    return Host(name=entry.label, address=head, session=session, term_is_for_head=True)
+
+
+def _elsewhere(
+    entry: HostEntry, remote: RemoteOptions, allocation: Allocation, session: Session, folder: Path
+) -> Host:
+    return Host(
+        name=entry.label,
+        prefix=step(entry.name, allocation),
+        address=network.resolved(entry.address or entry.name),
+        python=remote.python,
+        run_dir=str(folder / FOLDER / entry.label),
+        session=msgspec.structs.replace(session, retry_on=RETRY_ON),
+        term_is_for_head=True,  # Slurm sends it to every process of a job
+    )
 
 
 def step(name: str, allocation: Allocation) -> tuple[str, ...]:

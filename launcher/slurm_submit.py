@@ -24,14 +24,14 @@ _WORD = re.compile(r" --([a-z-]+)")
 _VARIABLES = {"TIME": "TIMELIMIT"}
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class SlurmJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job before it is submitted."""
 
     script: str
     env: dict[str, str]  # what its environment has beyond this process' own; never printed
 
 
-def prepare(options: LaunchOptions, words: Sequence[str], *, name: str, folder: Path) -> Job:
+def prepare_job(options: LaunchOptions, words: Sequence[str], *, name: str, folder: Path) -> SlurmJob:
     """Work out the job of a launch; writes nothing.
 
     Args:
@@ -42,10 +42,10 @@ def prepare(options: LaunchOptions, words: Sequence[str], *, name: str, folder: 
     """
     argv, env = head_argv(words, folder=str(folder))
     head = [options.remote.python or sys.executable, "-P", "-m", "relax_actor", "launch", *argv]
-    return Job(script=sbatch(options, head, name=name, folder=str(folder)), env=env)
+    return SlurmJob(script=sbatch(options, head, name=name, folder=str(folder)), env=env)
 
 
-def submit(job: Job, folder: RunFolder, out: TextIO) -> str:
+def submit(job: SlurmJob, folder: RunFolder, out: TextIO) -> str:
     """Write the script into the run folder, submit it, say how to follow it, and return the job's number.
 
     Raises:

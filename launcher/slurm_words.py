@@ -26,7 +26,10 @@ _HINTS: Sequence[tuple[str, str]] = (
         r"node configuration is not available",
         "no node is so large: `sinfo -o '%N %c %m %G'` shows cores, memory and GPUs of each",
     ),
-    (r"node count|more processors|only allocated", "ask for fewer --nodes; `sinfo -s` shows how many there are"),
+    (
+        r"node count|more processors|only allocated",
+        "ask for fewer --nodes; `sinfo -s` shows how many there are",
+    ),
     (r"invalid node name", "`sinfo -N` shows the nodes"),
     (r"reservation", "`scontrol show reservations` shows them; see --sbatch-opt reservation="),
     (r"invalid feature", "`sinfo -o '%N %f'` shows the features; see --sbatch-opt constraint="),

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from relax_actor.actor import Actor, Reply
+from relax_actor.actor import Actor, Reply, endpoint
 from relax_actor.config import Config
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.devices import CPU, host_gpus, trainer_device
@@ -86,8 +86,9 @@ class Trainer(Actor):
             self._waiting_for.append(reply)
         return 0.0
 
+    @endpoint(idempotent=True)
     def preempt(self) -> bool:
-        """Head to trainer: end after the step at hand, with a checkpoint. False where the last one is done."""
+        """Head to trainer: end after the step at hand, with a checkpoint; False after the last one."""
         if self._step >= self._config.run.steps:
             return False
         self._is_preempted = True

@@ -21,6 +21,13 @@ from slurm_waits import wait_until
 
 NODES = ("n1", "n2")
 COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "salloc", "srun", "scontrol", "scancel", "squeue")
+APART = (
+    *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
+    'mount -t tmpfs -o size=1g shm /dev/shm && exec "$@"',
+    "sh",
+)
+"""Runs a command with an empty /dev/shm of its own."""
+
 ROOT = Path(__file__).parents[2]
 
 CONF = """\
@@ -63,6 +70,7 @@ class Cluster:
 
     folder: Path
     has_gpus: bool  # of pretence: device files that nobody opens
+    is_apart: bool  # whether the second node has shared memory of its own, as another machine has
     daemons: list[subprocess.Popen] = field(default_factory=list)
     sallocs: list[subprocess.Popen] = field(default_factory=list)
 
@@ -102,6 +110,15 @@ class Cluster:
         said = self("scontrol", "--oneliner", "show", "job", job, check=False)
         return next((word.partition("=")[2] for word in said.split() if word.startswith("JobState=")), "")
 
+    def need_two_memories(self) -> None:
+        """Skip a test, or fail it, where both nodes share one /dev/shm."""
+        if not self.is_apart:
+            _lacking("a node with shared memory of its own needs root and unshare")
+
+    def segments(self) -> list[str]:
+        """Name the shared-memory segments of the second node."""
+        return sorted(os.listdir(f"/proc/{self.daemons[-1].pid}/root/dev/shm")) if self.is_apart else []
+
     def log(self) -> str:
         """Return what the daemons wrote, for a failing assertion."""
         return "\n".join(f"{file.name}:\n{file.read_text()[-3000:]}" for file in self.folder.glob("*.log"))
@@ -121,7 +138,9 @@ def cluster() -> Iterator[Cluster]:
     if missing:
         _lacking(f"Slurm is not here: no {', '.join(missing)} (Debian: slurm-wlm and munge)")
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:
-        cluster = Cluster(folder=Path(name), has_gpus=_device_files_are_here())
+        cluster = Cluster(
+            folder=Path(name), has_gpus=_device_files_are_here(), is_apart=_can_unshare()
+        )
         try:
             _start(cluster)
             yield cluster
@@ -159,7 +178,9 @@ def _start(cluster: Cluster) -> None:
     wait_until((folder / "munge.sock").exists, f"munged listens\n{cluster.log()}", 10.0)
     cluster.daemons.append(cluster.popen("slurmctld", "-D", "-i", log=folder / "slurmctld.out.log"))
     for node in NODES:
-        cluster.daemons.append(cluster.popen("slurmd", "-D", "-N", node, log=folder / f"{node}.out.log"))
+        apart = APART if cluster.is_apart and node != NODES[0] else ()
+        argv = (*apart, "slurmd", "-D", "-N", node)
+        cluster.daemons.append(cluster.popen(*argv, log=folder / f"{node}.out.log"))
     states: list[str] = []
 
     def is_up() -> bool:
@@ -196,6 +217,13 @@ def _write_config(cluster: Cluster) -> None:
 
 def _device_files_are_here() -> bool:
     return all(Path(f"/dev/tty{number}").is_char_device() for number in range(1, 5))
+
+
+def _can_unshare() -> bool:
+    try:
+        return subprocess.run([*APART, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def _free_ports(count: int) -> list[int]:
