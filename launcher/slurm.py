@@ -93,7 +93,7 @@ def _directives(options: LaunchOptions, name: str, folder: str) -> Iterator[str]
     for word, value in (("partition", slurm.partition), ("account", slurm.account), ("time", slurm.time)):
         if value:
             yield f"--{word}={_quoted(value)}"
-    yield f"--output={_quoted(folder.replace('%', '%%'))}/slurm-%j.out --open-mode=append"
+    yield f"--output={_quoted(folder.replace('%', '%%') + '/slurm-%j.out')} --open-mode=append"
     yield f"--signal=B:USR2@{NOTICE_S}"
     yield "--no-kill"  # a run goes on without a host that is lost
     yield "--requeue" if slurm.requeue else "--no-requeue"

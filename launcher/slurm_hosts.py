@@ -35,8 +35,10 @@ SRUN = (
     "--cpu-bind=none",
     "--export=ALL",  # also where SLURM_EXPORT_ENV says something else
     "--kill-on-bad-exit=1",
-    "--unbuffered",
 )
+UNBUFFERED = "--unbuffered"
+"""Else Slurm passes on whole lines only, and what an agent says of itself are no lines."""
+
 FAILED = "SLURM_EXIT_ERROR=255"
 """Has srun leave with ssh's 255 where Slurm failed, so that every other code is the task's own."""
 
@@ -45,6 +47,9 @@ RETRY_ON = "Socket timed out|Unable to contact slurm controller|Communication co
 
 SURVEY_S = 180.0
 """How long the hosts may take to say what they are; nodes that were asleep are woken for it."""
+
+SURVEYS = 3
+"""How often a host is asked: a busy Slurm was seen to lose what a task wrote."""
 
 _ASKED = (
     "SLURMD_NODENAME",
@@ -77,11 +82,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
     nodes: tuple[str, ...]
     here: str = ""  # which of them this process is on; empty: none of them, as under salloc on a login node
-
-
-def is_inside(environ: Mapping[str, str]) -> bool:
-    """Whether this process is in an allocation, and able to use it."""
-    return bool(environ.get("SLURM_JOB_ID")) and shutil.which("srun") is not None
 
 
 def allocation(environ: Mapping[str, str], run: Run | None = None) -> Allocation:
@@ -117,9 +117,12 @@ def survey(allocation: Allocation, run: Run | None = None) -> tuple[HostEntry, .
         SlurmError: a host does not answer.
     """
     run = run or run_slurm
-    count = len(allocation.nodes)
-    said = run([*SRUN, f"--nodes={count}", "--input=none", sys.executable, "-S", "-c", _PRINT % (_ASKED,)])
-    environs = parse_survey(said)
+    argv = [*SRUN, f"--nodes={len(allocation.nodes)}", "--input=none", sys.executable, "-S", "-c"]
+    environs: dict[str, dict[str, str]] = {}
+    for _ in range(SURVEYS):
+        environs |= parse_survey(run([*argv, _PRINT % (_ASKED,)]))
+        if environs.keys() >= set(allocation.nodes):
+            break
     if missing := [name for name in allocation.nodes if name not in environs]:
         raise SlurmError("srun", f"{', '.join(missing)} did not answer")
     addresses = parse_addresses(run(["scontrol", "--oneliner", "show", "node", ",".join(allocation.nodes)]))
@@ -244,7 +247,7 @@ def _elsewhere(
 def step(name: str, allocation: Allocation) -> tuple[str, ...]:
     """Return the command that runs another one as the only task of a job step on a host."""
     where = (f"--jobid={allocation.job_id}", "--nodes=1", "--ntasks=1", f"--nodelist={name}")
-    return ("env", FAILED, *SRUN, *where, "--job-name=relax-actor")
+    return ("env", FAILED, *SRUN, UNBUFFERED, *where, "--job-name=relax-actor")
 
 
 def run_slurm(argv: Sequence[str]) -> str:

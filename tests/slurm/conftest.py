@@ -117,7 +117,8 @@ class Cluster:
 
     def segments(self) -> list[str]:
         """Name the shared-memory segments of the second node."""
-        return sorted(os.listdir(f"/proc/{self.daemons[-1].pid}/root/dev/shm")) if self.is_apart else []
+        folder = Path(f"/proc/{self.daemons[-1].pid}/root/dev/shm")
+        return sorted(each.name for each in folder.iterdir()) if self.is_apart else []
 
     def log(self) -> str:
         """Return what the daemons wrote, for a failing assertion."""
@@ -138,9 +139,7 @@ def cluster() -> Iterator[Cluster]:
     if missing:
         _lacking(f"Slurm is not here: no {', '.join(missing)} (Debian: slurm-wlm and munge)")
     with tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True) as name:
-        cluster = Cluster(
-            folder=Path(name), has_gpus=_device_files_are_here(), is_apart=_can_unshare()
-        )
+        cluster = Cluster(folder=Path(name), has_gpus=_device_files_are_here(), is_apart=_can_unshare())
         try:
             _start(cluster)
             yield cluster
