@@ -3,9 +3,9 @@
     RELAX_ACTOR_SGLANG_PYTHON=python3 python benchmarks/gpu/sglang_loop.py OUT.json [--parts storm,spare,same]
 
 `storm`: three replicas on one GPU, a trainer on another; the server's scheduler, its main process and
-our actor are killed in turn, three times each, while samples are under way. `spare`: one replica and a server that
-waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three kills are those
-of a run without. `--shape tiny` plays it on a CPU.
+our actor are killed in turn, three times each, while samples are under way. `spare`: one replica, and a
+server that waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three
+kills are those of a run without. `--shape tiny` plays it on a CPU.
 """
 
 import argparse
