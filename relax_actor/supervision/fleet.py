@@ -30,6 +30,9 @@ REJOIN_S = 1.0
 REJOIN_MAX_S = 30.0
 
 
+HANDOVER_LAG_S = 1.0
+"""How long what an actor of another host has written may take to come here; several rounds of its porter."""
+
 FAN_OUT = 32
 """How many sessions to other hosts may be on their way at once; an sshd behind which many are takes ten."""
 
@@ -196,6 +199,11 @@ class Fleet:
         if site is None or site.joined is None or site.place is None:
             return {}
         return {"site": site.name, "host": site.joined.node, "run_dir": site.readable_dir}
+
+    def lag_s(self, key: Key) -> float:
+        """Return how long an actor's files may take to come to the head."""
+        site = self._site_of(key)
+        return HANDOVER_LAG_S if site is not None and site.host.is_handed_over else 0.0
 
     def _site_of(self, key: Key) -> Site | None:
         return next((site for site in self._sites.values() if key in site.actors), None)
