@@ -114,13 +114,10 @@ def problems(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[SshE
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:
-    """Return a failed run's exit code: 3 where a host never joined, 4 where the loss of one ended the run."""
-    if code != ExitCode.RUN_FAILED:
-        return code
-    kinds = Counter(str(event.get("kind")) for event in events)
-    if kinds["host_not_reached"] and not kinds["child_spawned"]:
-        return ExitCode.PREFLIGHT
-    return ExitCode.HOST_LOST if kinds["host_lost"] else code
+    """Return a run's exit code: 3 where it failed since a host could not be reached and nothing was started."""
+    kinds = {str(event.get("kind")) for event in events}
+    is_start = "host_not_reached" in kinds and "child_spawned" not in kinds
+    return ExitCode.PREFLIGHT if code == ExitCode.RUN_FAILED and is_start else code
 
 
 def _attempt(event: Event, name: str) -> Attempt:

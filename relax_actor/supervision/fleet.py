@@ -102,6 +102,9 @@ class Fleet:
         for timer in self._timers:
             timer.cancel()
         agents = [site.agent for site in self._sites.values() if site.agent and not site.agent.is_over]
+        for site in self._sites.values():
+            if site.agent and site.agent.is_over and site.joined:  # the way there is gone, but not the line
+                self._courier.say(site.agent.identity, wire.Shutdown())
         for agent in agents:
             self._courier.loop.remove_reader(agent.process.pidfd)
             if agent.joined:

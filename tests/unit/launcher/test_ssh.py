@@ -175,8 +175,8 @@ def test_only_the_last_word_on_a_host_is_told():
     [
         (["host_not_reached"], 1, ExitCode.PREFLIGHT),
         (["host_not_reached", "host_joined", "child_spawned"], 1, 1),
-        (["child_spawned", "host_lost"], 1, ExitCode.HOST_LOST),
-        (["child_spawned", "host_lost"], 0, 0),
+        (["child_spawned", "host_lost"], 4, ExitCode.HOST_LOST),
+        (["host_not_reached", "host_joined", "child_spawned"], 0, 0),
         (["host_not_reached"], 130, 130),
     ],
 )
