@@ -103,7 +103,8 @@ def ask(words: Words, environ: Mapping[str, str], *, has_srun: bool | None = Non
         rehearsal=reader.member("--dry-run", Rehearsal, Rehearsal.NO),
         log_dir=reader.here("--log-dir"),
     )
-    _refuse_idle(reader, launcher)
+    if named or not _names_hosts(reader):  # else it is not known which options are idle
+        _refuse_idle(reader, launcher)
     if reader.problems:
         raise RefusedError(reader.problems)
     return options
@@ -124,6 +125,7 @@ def _selection(reader: WordReader) -> Selection:
     include, exclude = reader.text("--include"), reader.text("--exclude")
     if include and exclude:
         reader.complain("--exclude", "is given beside --include", "leave one out")
+        exclude = ""
     return Selection(
         include=reader.checked(lambda: parse_picked(include, "--include"), ()) if include else (),
         exclude=reader.checked(lambda: parse_picked(exclude, "--exclude"), ()) if exclude else (),

@@ -18,6 +18,7 @@ from launcher.fields import SECTIONS
 from launcher.modelfolder import TOKENIZER_FILES, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
+from launcher.settings import is_no_path
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError, DatasetError
@@ -149,7 +150,7 @@ def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
             Path(config.data.prefix_path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
-    if config.run.resume not in {"none", "auto"}:
+    if not is_no_path(config.run.resume):
         yield from _checkpoint(Path(config.run.resume), where)
     if config.run.user_path and not os.path.isdir(config.run.user_path):  # noqa: PTH112 - as above
         yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")

@@ -166,12 +166,17 @@ def _gpus_of(alike: Sequence[PlannedHost], actors: Sequence[str]) -> str:
     """Return the GPUs of actors of one role on each host, those of each actor in brackets of their own."""
     sets = [alike[0].actor_gpus[name] for name in actors if name in alike[0].actor_gpus]
     if all(len(gpus) == 1 for gpus in sets):
-        return fold(gpu for gpus in sets for gpu in gpus).strip("[]")
-    return " ".join(fold(gpus) for gpus in sets)
+        return _listed([gpu for gpus in sets for gpu in gpus])
+    return " ".join(f"[{_listed(gpus)}]" for gpus in sets)
 
 
 def _gpus(gpus: tuple[str, ...] | None) -> str:
-    return ASKED if gpus is None else fold(gpus).strip("[]") or "-"
+    return ASKED if gpus is None else _listed(gpus) or "-"
+
+
+def _listed(gpus: Sequence[str]) -> str:
+    """Return numbers with ranges, and other names as they are."""
+    return fold(gpus).strip("[]") if all(gpu.isdigit() for gpu in gpus) else ",".join(gpus)
 
 
 def _line(title: str, text: str) -> str:

@@ -27,13 +27,13 @@ from launcher.plan import plan_json, render, write_plan
 from launcher.preparing import Prepared, prepare
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
-from launcher.settings import Settings
+from launcher.settings import Settings, is_no_path
 from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
 from relax_actor.telemetry import read_events
-from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -119,7 +119,8 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         return _dry_run(request, prepared, lacking, out)
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
-    return _run(request, prepared, RunFolder.create(str(path), name=""), (out, runner or _run_app))
+    folder = RunFolder.create(str(path), name="", logs=prepared.options.log_dir)
+    return _run(request, prepared, folder, (out, runner or _run_app))
 
 
 def _dry_run(request: Request, prepared: Prepared, lacking: Sequence[ConfigError], out: TextIO) -> int:
@@ -175,11 +176,14 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
     """Return the checkpoint to start from.
 
     Raises:
-        RefusedError: the folder holds an earlier run, and nobody said what to do with it.
+        RefusedError: the folder holds an earlier run, and nobody said what to do with it; or there is
+            no checkpoint of that step.
     """
     wish = settings.config.run.resume
-    if wish not in {"none", "auto"}:
+    if not is_no_path(wish):
         return Path(wish)
+    if wish.isdecimal():
+        return _of_step(settings, folder, int(wish))
     if wish == "auto":
         newest = CheckpointStore(folder.checkpoints).latest()
         return newest.path if newest else None
@@ -188,6 +192,15 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
         fact = f"holds an earlier run: {folder.path}"
         raise RefusedError([ConfigError(settings.where("run.dir"), fact, hint)])
     return None
+
+
+def _of_step(settings: Settings, folder: RunFolder, step: int) -> Path:
+    try:
+        return CheckpointStore(folder.checkpoints).open(step).path
+    except CheckpointError as error:
+        hint = "`auto` finds the newest one"
+        problem = ConfigError(settings.where("run.resume"), f"is no whole checkpoint: {error}", hint)
+        raise RefusedError([problem]) from None
 
 
 @contextmanager

@@ -22,7 +22,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dir: str = "runs/{name}-{time}"
     """The run folder; `{name}` and `{time}` are filled in."""
     resume: str = "none"
-    """`none`, `auto` (newest whole checkpoint of the run folder, if any) or a checkpoint folder."""
+    """`none`, `auto` (newest whole checkpoint of the run folder, if any), a step of it or a folder."""
     grace_s: float = 60.0
     """How long a stop may take before processes are killed."""
     user_path: str = ""
