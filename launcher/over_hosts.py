@@ -114,7 +114,7 @@ def problems(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[SshE
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:
-    """Return a run's exit code: 3 where it failed since a host could not be reached and nothing was started."""
+    """Return a run's exit code: 3 where it failed since a host was not reached and nothing was started."""
     kinds = {str(event.get("kind")) for event in events}
     is_start = "host_not_reached" in kinds and "child_spawned" not in kinds
     return ExitCode.PREFLIGHT if code == ExitCode.RUN_FAILED and is_start else code

@@ -106,7 +106,7 @@ def is_node(process):
 
 def hosts_of(run, actor):
     """Return the hosts that the incarnations of an actor were spawned on."""
-    return [event["host"] for event in run.of("child_spawned", child=actor)]
+    return [event["site"] for event in run.of("child_spawned", child=actor)]
 
 
 def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
