@@ -281,7 +281,7 @@ class Fleet:
         how, agent.is_over = agent.process.reap(), True
         self._gate.leave(site)
         if agent.joined is None:
-            self._not_reached(site, agent, how)
+            self._events.emit("host_not_reached", host=site.name, how=how, **agent.facts)
         if site.is_worth_another_try(self._config.join_timeout_s):
             self._again(site)
         elif self._is_barrier_up:
@@ -290,22 +290,6 @@ class Fleet:
             self._lost(site, f"its node agent ended with {how}")
         else:  # the way to it is gone; it runs on until its lease is over
             self._events.emit("host_unreachable", host=site.name, reason=how)
-
-    def _not_reached(self, site: Site, agent: Agent, how: str) -> None:
-        """Log what is known of a start that led to no agent; who knows the way there can tell its cause."""
-        process = agent.process
-        refused = process.intake.refused if process.intake is not None else None
-        self._events.emit(
-            "host_not_reached",
-            host=site.name,
-            agent=agent.incarnation,
-            how=how,
-            code=process.code,
-            answered=process.intake is not None and process.intake.began is not None,
-            refusal=refused.kind if refused is not None else "",
-            fact=process.refusal,
-            output=process.output[-2000:],
-        )
 
     def _again(self, site: Site) -> None:
         """Try once more to reach a host, after a random while: those who were refused together come apart."""
