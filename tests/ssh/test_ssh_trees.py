@@ -160,7 +160,7 @@ def test_no_event_is_lost_and_a_log_that_is_far_behind_is_cut_in_its_middle(pair
     assert [event["number"] for event in events_of(tree, "told")] == list(range(5000))
     log = (tmp_path / "run" / "logs" / "w-1.log").read_text()
     assert log.startswith("the first line")
-    assert log.rstrip().endswith("the last line")
+    assert "the last line" in log[-10_000:]
     assert "bytes were not handed over: they are in" in log
     assert len(log) < 8_000_000
 

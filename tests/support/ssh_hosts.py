@@ -41,8 +41,9 @@ class Sshd:
     @property
     def sessions(self) -> list[psutil.Process]:
         """The processes of the server that are beyond its listener."""
-        is_over = self.process.poll() is not None
-        return [] if is_over else psutil.Process(self.process.pid).children(recursive=True)
+        if self.process.poll() is not None:
+            return []
+        return [each for each in psutil.Process(self.process.pid).children(recursive=True) if is_there(each)]
 
     def stop(self) -> None:
         """End the server and every session of it."""
