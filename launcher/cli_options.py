@@ -198,7 +198,7 @@ def with_options(command: Callable[..., Any]) -> Any:
 def dry_run(command: Callable[..., Any]) -> Any:
     """Give a command `--dry-run` and `--dry-run=remote`."""
     command = click.option(_REHEARSE_AFAR, is_flag=True, hidden=True)(command)
-    help_ = "Check everything, print the plan, start nothing; =remote asks the hosts, too."
+    help_ = "Check everything, print the plan, start nothing."
     return click.option("--dry-run", is_flag=True, help=help_)(command)
 
 

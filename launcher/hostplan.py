@@ -15,6 +15,7 @@ from launcher.hostlist import fold
 from launcher.options import LaunchOptions
 from launcher.placing import Room, store_hosts
 from relax_actor.placement import Placement
+from transport.ports import VARIABLE
 
 HIDDEN = "***"
 ASKED = "asked at the start"
@@ -68,7 +69,7 @@ def plan_hosts(
         hosts=() if placement is None else tuple(_hosts(rooms, placement, actors, need)),
         python=options.remote.python,
         workdir=options.remote.workdir,
-        env={name: HIDDEN for name, _ in options.remote.env},
+        env={name: HIDDEN for name, _ in options.remote.env if name != VARIABLE},
         interface=options.network.interface,
         master_addr=options.network.master_addr,
         ports=f"{ports[0]}-{ports[1]}" if ports else HostsPlan().ports,

@@ -5,6 +5,7 @@ draws the display and derives the metrics. Signals only set a flag there: the fi
 run to stop, the second has everything killed.
 """
 
+import os
 import secrets
 import signal
 import sys
@@ -22,9 +23,10 @@ from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
 from launcher.metrics import MetricsWriter
-from launcher.options import LaunchOptions
+from launcher.options import LaunchOptions, Rehearsal
 from launcher.plan import plan_json, render, write_plan
 from launcher.preparing import Prepared, prepare
+from launcher.remote_env import port_variable
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
 from launcher.settings import Settings, is_no_path
@@ -112,6 +114,9 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
     prepared = prepare(
         request.config_path, request.overrides, request.flags, request.words, rehearse=request.dry_run
     )
+    if prepared.options.rehearsal is Rehearsal.REMOTE:
+        fact = "would ask the hosts, which is not built yet"
+        raise RefusedError([ConfigError("--dry-run=remote", fact, "--dry-run asks nobody")])
     settings, plan = prepared.settings, prepared.plan
     path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())
     lacking = check_machine(settings.config, path, plan.estimate, settings.where, alone=prepared.is_alone)
@@ -138,6 +143,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
     out, runner = shell
     settings = prepared.settings
     run_id = secrets.token_hex(4)
+    os.environ.update(port_variable(prepared.options.network.ports))
     with folder.locked(run_id):
         resume = _resume(settings, folder)
         config = _in_folder(settings.config, folder)

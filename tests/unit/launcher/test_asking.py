@@ -18,6 +18,7 @@ from launcher.options import (
     SlurmOptions,
     SshOptions,
 )
+from transport.ports import VARIABLE
 
 INSIDE = {"SLURM_JOB_ID": "17"}
 
@@ -123,7 +124,10 @@ def test_everything_that_can_be_said_is_kept(tmp_path):
         connect_timeout_s=5,
     )
     assert options.remote == RemoteOptions(
-        workdir="/work", python="/venv/bin/python", setup="module load cuda\n", env=(("A", "1"),)
+        workdir="/work",
+        python="/venv/bin/python",
+        setup="module load cuda\n",
+        env=(("A", "1"), (VARIABLE, "20000-29999")),
     )
     assert options.network == NetworkOptions(master_addr="fd00::1", interface="eth0", ports=(20000, 29999))
     assert (options.preflight, options.rehearsal) == (Preflight.FULL, Rehearsal.REMOTE)

@@ -17,6 +17,7 @@ from launcher.preparing import gpus_here
 from launcher.settings import load
 from relax_actor.placement import Seat
 from relax_actor.trainers.checkpoint import CheckpointStore
+from transport.ports import VARIABLE
 
 
 class Outcome(msgspec.Struct):
@@ -250,6 +251,23 @@ def test_an_allocation_is_asked_when_the_run_starts(request_of, runner, monkeypa
 
     assert launch(request_of(dry_run=True), out, runner) == 0
     assert "hosts (slurm: those of the allocation)" in out.getvalue()
+
+
+def test_a_rehearsal_on_the_hosts_is_refused_while_nobody_can_do_it(request_of, runner):
+    words = {"--dry-run": "remote"}
+
+    with pytest.raises(RefusedError, match="`--dry-run=remote` would ask the hosts"):
+        launch(request_of(words=words, dry_run=True), io.StringIO(), runner)
+
+
+def test_a_range_of_ports_is_told_to_all_that_runs(request_of, runner, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1-2")
+    words = {"--hosts": "a", "--port-range": "20000-20999"}
+
+    assert launch(request_of(words=words), io.StringIO(), runner) == 0
+
+    assert os.environ[VARIABLE] == "20000-20999"
+    assert runner.job.options.remote.env == ((VARIABLE, "20000-20999"),)
 
 
 def test_logs_may_go_elsewhere(request_of, runner, run_dir, tmp_path):
