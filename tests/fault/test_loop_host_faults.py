@@ -7,6 +7,7 @@ import pytest
 from loop_hosts import loop_hosts
 from loop_run import assert_trained_in_order, assert_trainer_went_on, assert_versions_never_go_back, kills
 
+from relax_actor.app import RunControl
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.placement import Seat
 from relax_actor.telemetry import read_events
@@ -100,6 +101,22 @@ class LoseHost:
                     yield process
 
 
+class UntilActiveAgain:
+    """Stops the run once an actor samples in its second incarnation."""
+
+    def __init__(self, actor, inner, control):
+        self._actor, self._inner, self._control = actor, inner, control
+
+    def __call__(self, folder):
+        self._inner(folder)
+        events, _ = read_events(folder / "events.jsonl")
+        if any(
+            each["kind"] == "child_active" and each["child"] == self._actor and each["incarnation"] == 2
+            for each in events
+        ):
+            self._control.stop("SIGTERM")
+
+
 def is_node(process):
     return "relax_actor.node" in process.cmdline()
 
@@ -124,15 +141,21 @@ def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
 
 def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(run_loop):
     """Degraded meanwhile: one replica of two."""
+    control = RunControl()
     with loop_hosts(3) as hosts:
         placement = hosts.rollouts_on("b", "c", gpus=("7",))
         run = run_loop(
-            run={"steps": 40},
+            run={"steps": 1000},
             rollout={**SLOW_TOKENS, "min_replicas": 1},
-            on_tick=LoseHost("b"),
+            on_tick=UntilActiveAgain("rollout/0", LoseHost("b"), control),
+            control=control,
             **hosts.settings(placement, lease=QUICK_TERMS),
         )
-        assert_nothing_was_lost(run, hosts)
+        assert run.outcome.exit_code == 143, run.log
+        assert len(run.trained) == len(set(run.trained))
+        assert all(event["balances"] for event in run.of("ledger"))
+        assert_trainer_went_on(run, steps=len(run.of("step")))
+        hosts.assert_nothing_is_left(run)
     assert set(hosts_of(run, "rollout/0")) == {"b"}
     assert len(hosts_of(run, "rollout/0")) == 2
     assert run.of("child_awaits_host", child="rollout/0")

@@ -89,7 +89,7 @@ def test_rows_cross_hosts_where_some_actor_is_or_may_be_elsewhere(seats, spares,
 
 def test_what_reads_rows_in_place_must_be_where_they_are():
     homes.check(placement(seat("trainer", "a"), seat("rollout/0", "b")))
-    with pytest.raises(SpecError, match="trainer.*is on b; it runs on the first host, a"):
+    with pytest.raises(SpecError, match=r"trainer.*is on b; it runs on the first host, a"):
         homes.check(placement(seat("trainer", "b")))
 
 

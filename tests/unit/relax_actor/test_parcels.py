@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from relax_actor.errors import ActorDied, Executed, RemoteError
 from relax_actor.ids import Holder
 from relax_actor.protocol import FinishReason, SampleReady, TensorRef
-from relax_actor.roles import rows as rows_module
+from relax_actor.roles import remote_rows
 from relax_actor.roles.dock import RowDock
-from relax_actor.roles.rows import LocalRows, RemoteRows
+from relax_actor.roles.remote_rows import RemoteRows
+from relax_actor.roles.rows import LocalRows
 from relax_actor.transfer_queue.dock import Dock
 from relax_actor.transfer_queue.parcels import ParcelTooLargeError, parts_of, requests_for
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
@@ -281,7 +282,7 @@ def test_what_a_dead_dock_did_not_answer_is_handed_over_again(space, remote, ref
 
 def test_parts_that_two_docks_got_are_handed_over_again(space, remote, ref, monkeypatch):
     """The first half died with the first dock, after it had answered."""
-    monkeypatch.setattr(rows_module, "parts_of", lambda *args, **more: parts_of(*args, part_bytes=64, **more))
+    monkeypatch.setattr(remote_rows, "parts_of", lambda *args, **more: parts_of(*args, part_bytes=64, **more))
     records = written(remote, n=20)
     docks = [ref._dock] * 2 + [Dock(space, Holder("dock", 2))] * 100
     ref.ask = lambda _method, *args: Answer(docks.pop(0).take(*args))
@@ -300,7 +301,7 @@ def test_a_full_memory_is_waited_for_and_any_other_refusal_is_raised(remote, ref
 
 
 def test_rows_on_their_way_are_counted_until_they_are_there(remote, ref, monkeypatch):
-    monkeypatch.setattr(rows_module, "CROWDED_BYTES", 100)
+    monkeypatch.setattr(remote_rows, "CROWDED_BYTES", 100)
     ref.is_slow = True
     handed = remote.hand_over(written(remote))
     assert not handed.done()
@@ -312,7 +313,7 @@ def test_rows_on_their_way_are_counted_until_they_are_there(remote, ref, monkeyp
 
 
 def test_a_put_that_no_parcel_holds_is_refused_by_name(remote, monkeypatch):
-    monkeypatch.setattr(rows_module, "PARCEL_BYTES", 100)
+    monkeypatch.setattr(remote_rows, "PARCEL_BYTES", 100)
     with pytest.raises(ParcelTooLargeError, match="rows of 1000 bytes"):
         remote.write([{"tokens": np.zeros(1000, np.uint8)}])
 
@@ -332,7 +333,7 @@ def test_fetched_rows_are_read_as_they_were_written_each_fetched_once(space, rem
 
 
 def test_large_arrays_are_fetched_in_slices(space, remote, ref, monkeypatch):
-    monkeypatch.setattr(rows_module, "requests_for", lambda refs: requests_for(refs, part_bytes=1000))
+    monkeypatch.setattr(remote_rows, "requests_for", lambda refs: requests_for(refs, part_bytes=1000))
     array = np.arange(1500, dtype=np.int32)
     (row,) = RowWriter(space, Holder("prompts", 1)).write([{"a": array}])
     assert remote.fetch([row["a"]]).done()
