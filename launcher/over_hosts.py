@@ -65,7 +65,7 @@ def hosts_of(options: LaunchOptions, folder: Path) -> Reached:
         if entry.is_here:
             hosts.append(_here(entry, options, address))
             continue
-        session = session_of(entry, options.remote, interface=interface, no_proxy=no_proxy)
+        session = session_of(entry, options.remote, options.network, no_proxy)
         where = addresses[entry.label]
         hosts.append(
             host_of(entry, options.ssh, session, remote=options.remote, address=where, folder=folder)

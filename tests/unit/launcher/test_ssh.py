@@ -67,11 +67,12 @@ def options_of(*entries, **network_options):
 def test_hosts_get_their_addresses_sessions_and_folders(tmp_path):
     here = HostEntry(name="localhost", slots=1)
     there = HostEntry(name="node1", address="127.0.0.9", interface="eth7")
-    reached = over_hosts.hosts_of(options_of(here, there, interface="lo"), tmp_path)
+    reached = over_hosts.hosts_of(options_of(here, there, interface="lo", ports=(20000, 20100)), tmp_path)
     local, remote = reached.hosts
     assert (local.name, local.prefix, dict(local.session.env)) == ("localhost", (), {b"KEY": b"secret"})
     assert (remote.address, remote.python) == ("127.0.0.9", sys.executable)
     assert remote.run_dir == str(tmp_path / "hosts" / "node1")
+    assert dict(remote.session.env) == {b"KEY": b"secret", b"RELAX_ACTOR_PORTS": b"20000-20100"}
     assert (remote.session.workdir, remote.session.interface) == ("/work dir", "eth7")
     assert {"node1", "127.0.0.9", reached.address} <= set(remote.session.no_proxy)
     assert reached.address == "127.0.0.1"
