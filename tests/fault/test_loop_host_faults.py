@@ -51,12 +51,12 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
 
 def test_partial_rollouts_go_on_on_another_host(run_loop):
     """Chunks travel as well: to the queue's host, and from there to whoever goes on."""
-    plan = kills("rollout/0", ("chunk_sent", 3), ("parcel_sent", 2))
+    plan = kills("rollout/0", ("chunk_sent", 2), ("parcel_sent", 2))
     with loop_hosts(3) as hosts:
         run = run_loop(
             plan=plan,
-            run={"steps": 12},
-            rollout={"chunk_tokens": 2, **SLOW_TOKENS},
+            run={"steps": 6},
+            rollout={"chunk_tokens": 2, "scripted_token_s": 0.15},  # a chunk arrives before the next one
             **hosts.settings(hosts.rollouts_on("b", "c")),
         )
         assert_nothing_was_lost(run, hosts)
