@@ -15,13 +15,14 @@ import msgspec
 
 from launcher.estimate import Estimate
 from launcher.fields import SECTIONS
-from launcher.modelfolder import TOKENIZER_FILES, model_shape, takes_images
+from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from launcher.settings import is_no_path
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
-from relax_actor.errors import ConfigError, DatasetError
+from relax_actor.errors import ConfigError, DatasetError, UnsupportedRoutingError
+from relax_actor.rl.routing import layout_of
 from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 Where = Callable[[str], str]
@@ -104,8 +105,8 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         fact = f"is {valid}, but a group has only {samples} samples (rollout.samples_per_prompt)"
         yield ConfigError(where("queue.min_valid_samples"), fact, f"use 1 to {samples}")
     if config.rollout.min_replicas > config.rollout.replicas:
-        least, most = config.rollout.min_replicas, config.rollout.replicas
-        fact = f"is {least}, more than rollout.replicas, which is {most}"
+        least, replicas = config.rollout.min_replicas, config.rollout.replicas
+        fact = f"is {least}, more than rollout.replicas, which is {replicas}"
         yield ConfigError(where("rollout.min_replicas"), fact)
     if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
         yield ConfigError(
@@ -120,8 +121,26 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
 
 
+def _routing(config: Config, where: Where) -> Iterator[ConfigError]:
+    """Ask whether model and engine have routed experts, if they are to be replayed."""
+    if not config.train.use_r3:
+        return
+    option, off = where("train.use_r3"), "leave it out, or train one of the known models with experts"
+    if config.rollout.engine == "scripted":
+        yield ConfigError(option, "needs routed experts, and the engine `scripted` records none", off)
+    try:
+        layout_of(model_config(Path(config.model.path)))
+        if takes_images(Path(config.model.path)):
+            yield ConfigError(option, "is not there for models that read images", off)
+    except UnsupportedRoutingError as error:
+        yield ConfigError(option, f"cannot be: {error.what} {error.fact}", off)
+    except ValueError:
+        return  # no whole model: `_model` says so
+
+
 def _files(config: Config, where: Where) -> Iterator[ConfigError]:
     yield from _model(config, where)
+    yield from _routing(config, where)
     yield from _texts(config, where)
     yield from _rows(config, config.data.path, "data.path", where)
     if config.eval.path:

@@ -66,6 +66,8 @@ RANGES: dict[str, Range] = {
     "train.checkpoint_every": _ZERO,
     "train.keep_checkpoints": _ONE,
     "train.lease_s": _ABOVE,
+    "train.r3_tolerance_frac": _FRACTION,
+    "train.mismatch_alarm": _ZERO,
     "queue.max_size_gb": _ABOVE,
     "queue.min_valid_samples": _ONE,
     "queue.max_attempts": _ONE,

@@ -144,6 +144,15 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Steps between checkpoints; 0 writes one at the end only."""
     keep_checkpoints: int = 2
     lease_s: float = 600.0
+    use_r3: bool = False
+    """Routing replay: rollouts record which experts each token goes through, and training takes the same."""
+    r3_replay_mode: Literal["async", "sync", "check"] = "async"
+    """`async`: recorded experts go to the GPU beside other work; `sync`: just before they are used; `check`:
+    they are also compared with the trainer's own choice."""
+    r3_tolerance_frac: float = 0.1
+    """`check` only: share of a pass' tokens and layers that may be routed elsewhere before it is an error."""
+    mismatch_alarm: float = 0.1
+    """Mean difference of trainer's and rollout's log-probs, in nats, that an event tells of; 0 is never."""
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # one a token
     versions: tuple[PolicyVersion, ...]  # one a token
+    routed_experts: npt.NDArray[np.int32] | None = None  # [prompt + tokens - 1, layers, top_k], as sampled
 
 
 NO_PREFIX = Prefix(tokens=(), logprobs=(), versions=())
@@ -64,6 +65,9 @@ class Completion(msgspec.Struct, kw_only=True):
     logprobs: npt.NDArray[np.float32]  # [n], natural log
     versions: npt.NDArray[np.int32]  # [n], policy version that sampled each token
     finish_reason: FinishReason
+    routed_experts: npt.NDArray[np.int32] | None = None
+    """[prompt + n - 1, layers, top_k], by every token that went through the model; of an engine that records
+    them, see `relax_actor.rl.routing`."""
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ from typing import Any
 from relax_actor.config import Config
 from relax_actor.devices import CPU
 from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
+from relax_actor.rl.routing import RouteLayout, layout_of
 
 
 def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
@@ -60,7 +61,17 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = C
         deterministic=rollout.deterministic,
         threads=rollout.threads,
         device=device,
+        record_routes=config.train.use_r3,
     )
+
+
+def route_layout(config: Config) -> RouteLayout | None:
+    """Return what the routed experts of the model look like; None where nobody wants them.
+
+    Raises:
+        UnsupportedRoutingError: they are wanted of a model that has none, or of an unknown kind.
+    """
+    return layout_of(model_config(config)) if config.train.use_r3 else None
 
 
 def _make_current(device: str) -> None:

@@ -23,7 +23,7 @@ from relax_actor.homes import LoopHosts
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady, TensorRef
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
-from relax_actor.roles.engine_choice import make_engine, sampling_params
+from relax_actor.roles.engine_choice import make_engine, route_layout, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
@@ -57,6 +57,7 @@ class Rollout(LendingActor):
         self._config, self._stop_token_ids, self._hosts = config, stop_token_ids, hosts
         self._rows = rows_of(self.ctx, hosts, self._say_full)
         self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
+        self._routes = route_layout(config)
         self._engine = make_engine(config, stop_token_ids, self._device)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
@@ -176,7 +177,7 @@ class Rollout(LendingActor):
                 media=media,
                 prefix=prefix,
             )
-            for index, prefix in prefixes(lease, self._rows).items()
+            for index, prefix in prefixes(lease, self._rows, self._routes).items()
         ]
 
     def _forget(self, lease: PromptLease) -> None:
@@ -190,7 +191,7 @@ class Rollout(LendingActor):
         finished = [done for done in completions if not point("finished")]
         if not finished:
             return
-        rows = write_rows(self._rows, finished)
+        rows = write_rows(self._rows, finished, self._routes)
         point("tensors_written")
         samples = [
             SampleReady(
@@ -204,6 +205,7 @@ class Rollout(LendingActor):
                 newest_version=version_span(done.versions)[1],
                 finish_reason=done.finish_reason,
                 continued_tokens=len(done.request.prefix.tokens),
+                routed_experts=row.get("routed_experts"),
             )
             for done, row in zip(finished, rows, strict=True)
         ]
@@ -215,7 +217,7 @@ class Rollout(LendingActor):
         unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
         if not unfinished:
             return
-        rows = write_rows(self._rows, unfinished)
+        rows = write_rows(self._rows, unfinished, self._routes)
         point("chunk_written")
         self._putting.send(
             [

@@ -1,11 +1,14 @@
 """Rows that travel between hosts, whoever dies on the way; and hosts that are lost and come back."""
 
+import secrets
+import time
 from contextlib import suppress
 
 import psutil
 import pytest
 from loop_hosts import loop_hosts
 from loop_run import assert_trained_in_order, assert_trainer_went_on, assert_versions_never_go_back, kills
+from namespaces import make_network, tear_down
 
 from relax_actor.app import RunControl
 from relax_actor.node.lease import LeaseTerms
@@ -15,6 +18,7 @@ from relax_actor.telemetry import read_events
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 SLOW_TOKENS = {"scripted_token_s": 0.02}
+LONG_TERMS = LeaseTerms(ttl_s=10.0, renew_s=0.5, margin_s=0.5)
 QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
 
 
@@ -47,12 +51,12 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
 
 def test_partial_rollouts_go_on_on_another_host(run_loop):
     """Chunks travel as well: to the queue's host, and from there to whoever goes on."""
-    plan = kills("rollout/0", ("chunk_sent", 3), ("parcel_sent", 2))
+    plan = kills("rollout/0", ("chunk_sent", 2), ("parcel_sent", 2))
     with loop_hosts(3) as hosts:
         run = run_loop(
             plan=plan,
-            run={"steps": 12},
-            rollout={"chunk_tokens": 2, **SLOW_TOKENS},
+            run={"steps": 6},
+            rollout={"chunk_tokens": 2, "scripted_token_s": 0.15},  # a chunk arrives before the next one
             **hosts.settings(hosts.rollouts_on("b", "c")),
         )
         assert_nothing_was_lost(run, hosts)
@@ -186,3 +190,65 @@ def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
         hosts.assert_nothing_is_left(run)
     assert run.outcome.exit_code == 4
     assert run.outcome.reason.startswith("1 of 2 rollout replicas have a host, fewer than 2: b: ")
+
+
+class CutLink:
+    """Cuts the link of a host when some steps are done, `times` over, each time for a while.
+
+    Args:
+        network: whose.
+        name: of the host, in the network.
+        for_s: how long.
+        times: how often, each after two further steps.
+    """
+
+    def __init__(self, network, name, for_s, times=1):
+        self._network, self._name, self._for_s, self._left = network, name, for_s, times
+        self._next_step, self._heal_at, self.cuts = 2, None, 0
+
+    def __call__(self, folder):
+        steps = sum(event["kind"] == "step" for event in read_events(folder / "events.jsonl")[0])
+        if self._heal_at is not None and time.monotonic() >= self._heal_at:
+            self._heal_at, self._next_step = None, steps + 2
+            self._network.heal(self._name)
+        elif self._heal_at is None and self._left and steps >= self._next_step:
+            self._left -= 1
+            self._heal_at = time.monotonic() + self._for_s
+            self._network.cut(self._name)
+            self.cuts += 1
+
+
+@pytest.fixture
+def network():
+    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
+    yield network
+    tear_down(network)
+
+
+def test_rows_on_a_link_that_is_cut_for_a_moment_arrive_once(run_loop, network):
+    """Nobody is restarted, and nothing is sampled twice: what did not arrive is sent again."""
+    link = CutLink(network, "a", LONG_TERMS.ttl_s / 8, times=3)
+    with loop_hosts(3, network) as hosts:
+        run = run_loop(
+            run={"steps": 12},
+            rollout={"chunk_tokens": 2, **SLOW_TOKENS},
+            on_tick=link,
+            **hosts.settings(hosts.rollouts_on("b", "b"), lease=LONG_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert link.cuts
+    assert not run.of("host_lost")
+    assert len(run.of("child_spawned", child="rollout/0")) == 1
+
+
+def test_behind_a_link_that_is_cut_for_long_the_prompts_go_on_elsewhere(run_loop, network):
+    """Its actors end by themselves before others take over, so that no sample has two owners."""
+    with loop_hosts(3, network) as hosts:
+        run = run_loop(
+            run={"steps": 30},
+            rollout=SLOW_TOKENS,
+            on_tick=CutLink(network, "a", 3 * QUICK_TERMS.ttl_s),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert {event["host"] for event in run.of("host_lost")} == {"b"}

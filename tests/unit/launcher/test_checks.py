@@ -123,6 +123,7 @@ def test_combinations_that_cannot_work_are_refused(config):
         queue__min_valid_samples=9,
         queue__on_partial_timeout="finish",
         train__warmup_steps=101,
+        rollout__min_replicas=5,
         eval__every=5,
     )
 
@@ -130,6 +131,7 @@ def test_combinations_that_cannot_work_are_refused(config):
 
     assert "`queue.min_valid_samples` is 9, but a group has only 8 samples" in text
     assert "`train.warmup_steps` is 101, more than run.steps, which is 100" in text
+    assert "`rollout.min_replicas` is 5, more than rollout.replicas, which is" in text
     assert "`eval.every` needs eval.path" in text
     assert "`queue.on_partial_timeout` is `finish`, but no tokens of an unfinished sample are put" in text
 
@@ -408,3 +410,37 @@ def test_problems_are_errors_of_ours(config):
 
     assert isinstance(problem, RelaxError)
     assert os.linesep not in problem.fact
+
+
+def with_experts(config: Config, **fields: object) -> Config:
+    """Make the model one with experts, and replay wanted."""
+    path = Path(config.model.path) / "config.json"
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | experts | fields))
+    return with_(config, train__use_r3=True)
+
+
+def test_routing_replay_of_a_known_model_with_experts_is_fine(config):
+    assert check_config(with_experts(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"num_experts": 0}, "`train.use_r3` cannot be: a model of type `qwen3_moe` has no experts"),
+        ({"model_type": "other_moe"}, "routes in a way that is not known here"),
+        ({"vision_config": {}}, "is not there for models that read images"),
+    ],
+)
+def test_routing_replay_is_refused_where_the_model_cannot(config, fields, fact):
+    assert fact in text_of(check_config(with_experts(config, **fields)))
+
+
+def test_routing_replay_is_refused_where_the_engine_records_nothing(config):
+    problems = check_config(with_(with_experts(config), rollout__engine="scripted"))
+    assert "the engine `scripted` records none" in text_of(problems)
+
+
+def test_routing_replay_says_nothing_of_a_model_that_is_not_whole(config):
+    (Path(config.model.path) / "config.json").write_text("{")
+    assert len(check_config(with_(config, train__use_r3=True))) == 1

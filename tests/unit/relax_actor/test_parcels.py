@@ -363,6 +363,26 @@ def test_what_a_dead_dock_did_not_give_is_asked_for_again(space, remote, ref):
         remote.fetch([other["a"]]).done()
 
 
+def test_rows_that_are_not_here_yet_are_waited_for(space, remote, ref):
+    ref.is_slow = True
+    (row,) = RowWriter(space, Holder("prompts", 1)).write([{"a": np.arange(4, dtype=np.int32)}])
+    fetching = remote.fetch([row["a"]])
+    assert not fetching.done()
+    ref.held[0].is_here = True
+    assert fetching.done()
+    assert remote.read(row["a"]).tolist() == [0, 1, 2, 3]
+
+
+def test_of_the_rows_fetched_before_as_many_are_kept_as_there_is_room_for(space, ref):
+    remote = RemoteRows(ref, PRODUCER, RUN, cached_bytes=130)
+    writer = RowWriter(space, Holder("prompts", 1))
+    old, newer, new = (writer.write([{"a": np.full(60, n, np.uint8)}])[0]["a"] for n in range(3))
+    assert all(remote.fetch([each]).done() for each in (old, newer, new))
+    with pytest.raises(SegmentMissingError):
+        remote.read(old)
+    assert remote.read(newer).tolist() == [1] * 60
+
+
 def test_fetched_rows_make_room_but_never_those_that_are_about_to_be_read(space, ref):
     remote = RemoteRows(ref, PRODUCER, RUN, cached_bytes=100)
     writer = RowWriter(space, Holder("prompts", 1))
