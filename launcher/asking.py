@@ -90,20 +90,22 @@ def ask(words: Words, environ: Mapping[str, str], *, has_srun: bool | None = Non
     named = reader.checked(lambda: _named_hosts(words), nobody)
     selection = _selection(reader)
     launcher = _launcher(reader, named, job_id)
+    network = _network(reader)
     options = LaunchOptions(
         launcher=launcher,
         hosts=reader.checked(lambda: select(named, selection), nobody) if named else nobody,
         selection=selection,
         gpus=_gpus(reader),
         ssh=_ssh(reader),
-        remote=remote(reader, environ),
-        network=_network(reader),
+        remote=remote(reader, environ, network.ports),
+        network=network,
         slurm=_slurm(reader, job_id),
         preflight=reader.member("--preflight", Preflight, Preflight.QUICK),
         rehearsal=reader.member("--dry-run", Rehearsal, Rehearsal.NO),
         log_dir=reader.here("--log-dir"),
     )
-    _refuse_idle(reader, launcher)
+    if named or not _names_hosts(reader):  # else it is not known which options are idle
+        _refuse_idle(reader, launcher)
     if reader.problems:
         raise RefusedError(reader.problems)
     return options
@@ -124,6 +126,7 @@ def _selection(reader: WordReader) -> Selection:
     include, exclude = reader.text("--include"), reader.text("--exclude")
     if include and exclude:
         reader.complain("--exclude", "is given beside --include", "leave one out")
+        exclude = ""
     return Selection(
         include=reader.checked(lambda: parse_picked(include, "--include"), ()) if include else (),
         exclude=reader.checked(lambda: parse_picked(exclude, "--exclude"), ()) if exclude else (),

@@ -57,6 +57,8 @@ def launch(
     from launcher.launch import launch as carry_out  # noqa: PLC0415
 
     far, near = values.pop("dry_run_on_hosts"), values.pop("dry_run")
+    if as_json and not (near or far):
+        raise click.UsageError("`--json` prints the plan of a dry run: give --dry-run, too")
     values["dry_run"] = "remote" if far else "local" if near else None
     config_path, overrides = _split(arguments)
     flags, words = divided(values)

@@ -178,7 +178,7 @@ class Sectioned(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Turn the one option whose value is optional into two that click can tell apart; keep the words."""
         ctx.meta[WORDS] = tuple(args)
-        return super().parse_args(ctx, [_plain(arg) for arg in args])
+        return super().parse_args(ctx, [_plain(arg, ctx) for arg in args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write a list of options for each section."""
@@ -202,7 +202,7 @@ def with_options(command: Callable[..., Any]) -> Any:
 def dry_run(command: Callable[..., Any]) -> Any:
     """Give a command `--dry-run` and `--dry-run=remote`."""
     command = click.option(_REHEARSE_AFAR, is_flag=True, hidden=True)(command)
-    help_ = "Check everything, print the plan, start nothing; =remote asks the hosts, too."
+    help_ = "Check everything, print the plan, start nothing."
     return click.option("--dry-run", is_flag=True, help=help_)(command)
 
 
@@ -223,12 +223,12 @@ def divided(values: dict[str, Any]) -> tuple[dict[str, str | None], dict[str, An
     return flags, {name: value for name, value in named.items() if name not in CONFIGURING}
 
 
-def _plain(argument: str) -> str:
+def _plain(argument: str, ctx: click.Context) -> str:
     name, equals, value = argument.partition("=")
     if not equals or name.replace("_", "-") != "--dry-run":
         return argument
     if value not in {"local", "remote"}:
-        raise click.UsageError(f"`--dry-run` is local or remote, got `{value}`")
+        raise click.UsageError(f"`--dry-run` is local or remote, got `{value}`", ctx)
     return "--dry-run" if value == "local" else _REHEARSE_AFAR
 
 

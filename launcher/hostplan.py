@@ -15,6 +15,7 @@ from launcher.hostlist import fold
 from launcher.options import LaunchOptions
 from launcher.placing import Room, store_hosts
 from relax_actor.placement import Placement
+from transport.ports import VARIABLE
 
 HIDDEN = "***"
 ASKED = "asked at the start"
@@ -68,7 +69,7 @@ def plan_hosts(
         hosts=() if placement is None else tuple(_hosts(rooms, placement, actors, need)),
         python=options.remote.python,
         workdir=options.remote.workdir,
-        env={name: HIDDEN for name, _ in options.remote.env},
+        env={name: HIDDEN for name, _ in options.remote.env if name != VARIABLE},
         interface=options.network.interface,
         master_addr=options.network.master_addr,
         ports=f"{ports[0]}-{ports[1]}" if ports else HostsPlan().ports,
@@ -166,12 +167,17 @@ def _gpus_of(alike: Sequence[PlannedHost], actors: Sequence[str]) -> str:
     """Return the GPUs of actors of one role on each host, those of each actor in brackets of their own."""
     sets = [alike[0].actor_gpus[name] for name in actors if name in alike[0].actor_gpus]
     if all(len(gpus) == 1 for gpus in sets):
-        return fold(gpu for gpus in sets for gpu in gpus).strip("[]")
-    return " ".join(fold(gpus) for gpus in sets)
+        return _listed([gpu for gpus in sets for gpu in gpus])
+    return " ".join(f"[{_listed(gpus)}]" for gpus in sets)
 
 
 def _gpus(gpus: tuple[str, ...] | None) -> str:
-    return ASKED if gpus is None else fold(gpus).strip("[]") or "-"
+    return ASKED if gpus is None else _listed(gpus) or "-"
+
+
+def _listed(gpus: Sequence[str]) -> str:
+    """Return numbers with ranges, and other names as they are."""
+    return fold(gpus).strip("[]") if all(gpu.isdigit() for gpu in gpus) else ",".join(gpus)
 
 
 def _line(title: str, text: str) -> str:

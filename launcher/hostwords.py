@@ -134,13 +134,11 @@ def _names(pattern: str, start: int) -> tuple[str, ...]:
             raise WordError(start, f"has `{pattern}`, which is no IPv6 address")
         return (str(IPv6Address(pattern[1:-1])),)
     try:
-        names = expand(pattern)
+        names = expand(pattern) or [""]
     except HostlistError as error:
         raise WordError(start + error.offset, error.fact, error.hint) from None
     for name in names:
         _check_name(name, start)
-    if not names:
-        raise WordError(start, "has no name of a host")
     return tuple(names)
 
 

@@ -4,6 +4,7 @@ The tree itself is `relax_actor.app`'s work; it runs in this process' main threa
 draws the display and derives the metrics. What signals do there is in `interrupts`.
 """
 
+import os
 import secrets
 import sys
 import textwrap
@@ -21,19 +22,20 @@ from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
 from launcher.interrupts import Control, Ended, catching
 from launcher.metrics import MetricsWriter
-from launcher.options import LaunchOptions
+from launcher.options import LaunchOptions, Rehearsal
 from launcher.plan import plan_json, render, write_plan
 from launcher.preparing import Prepared, prepare
+from launcher.remote_env import port_variable
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
-from launcher.settings import Settings
+from launcher.settings import Settings, is_no_path
 from launcher.slurm_submit import SCRIPT, SlurmJob, prepare_job, submit
 from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
 from relax_actor.telemetry import read_events
-from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +87,9 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
     prepared = prepare(
         request.config_path, request.overrides, request.flags, request.words, rehearse=request.dry_run
     )
+    if prepared.options.rehearsal is Rehearsal.REMOTE:
+        fact = "would ask the hosts, which is not built yet"
+        raise RefusedError([ConfigError("--dry-run=remote", fact, "--dry-run asks nobody")])
     settings, plan = prepared.settings, prepared.plan
     path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())
     lacking = check_machine(settings.config, path, plan.estimate, settings.where, alone=prepared.is_alone)
@@ -92,11 +97,11 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         return _dry_run(request, prepared, lacking, out)
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
+    folder = RunFolder.create(str(path), name="", logs=prepared.options.log_dir)
     if prepared.options.slurm.submit:
-        folder = RunFolder.create(str(path), name="")
         submit(_job(request, prepared, path), folder, out)
         return ExitCode.DONE
-    return _run(request, prepared, RunFolder.create(str(path), name=""), (out, runner or _run_app))
+    return _run(request, prepared, folder, (out, runner or _run_app))
 
 
 def _job(request: Request, prepared: Prepared, path: Path) -> SlurmJob:
@@ -124,6 +129,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
     out, runner = shell
     settings = prepared.settings
     run_id = secrets.token_hex(4)
+    os.environ.update(port_variable(prepared.options.network.ports))
     with folder.locked(run_id):
         resume = _resume(settings, folder)
         config = _in_folder(settings.config, folder)
@@ -162,11 +168,14 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
     """Return the checkpoint to start from.
 
     Raises:
-        RefusedError: the folder holds an earlier run, and nobody said what to do with it.
+        RefusedError: the folder holds an earlier run, and nobody said what to do with it; or there is
+            no checkpoint of that step.
     """
     wish = settings.config.run.resume
-    if wish not in {"none", "auto"}:
+    if not is_no_path(wish):
         return Path(wish)
+    if wish.isdecimal():
+        return _of_step(settings, folder, int(wish))
     if wish == "auto":
         newest = CheckpointStore(folder.checkpoints).latest()
         return newest.path if newest else None
@@ -175,6 +184,15 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
         fact = f"holds an earlier run: {folder.path}"
         raise RefusedError([ConfigError(settings.where("run.dir"), fact, hint)])
     return None
+
+
+def _of_step(settings: Settings, folder: RunFolder, step: int) -> Path:
+    try:
+        return CheckpointStore(folder.checkpoints).open(step).path
+    except CheckpointError as error:
+        hint = "`auto` finds the newest one"
+        problem = ConfigError(settings.where("run.resume"), f"is no whole checkpoint: {error}", hint)
+        raise RefusedError([problem]) from None
 
 
 @contextmanager

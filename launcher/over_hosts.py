@@ -72,7 +72,7 @@ def hosts_of(options: LaunchOptions, folder: Path) -> Reached:
         if entry.is_here:
             hosts.append(_here(entry, options, address))
             continue
-        session = session_of(entry, options.remote, interface=interface, no_proxy=no_proxy)
+        session = session_of(entry, options.remote, options.network, no_proxy)
         where = addresses[entry.label]
         hosts.append(
             host_of(entry, options.ssh, session, remote=options.remote, address=where, folder=folder)
@@ -124,13 +124,10 @@ def problems(events: Iterable[Event], options: LaunchOptions) -> Sequence[SshErr
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:
-    """Return a failed run's exit code: 3 where a host never joined, 4 where the loss of one ended the run."""
-    if code != ExitCode.RUN_FAILED:
-        return code
-    kinds = Counter(str(event.get("kind")) for event in events)
-    if kinds["host_not_reached"] and not kinds["child_spawned"]:
-        return ExitCode.PREFLIGHT
-    return ExitCode.HOST_LOST if kinds["host_lost"] else code
+    """Return a run's exit code: 3 where it failed since a host was not reached and nothing was started."""
+    kinds = {str(event.get("kind")) for event in events}
+    is_start = "host_not_reached" in kinds and "child_spawned" not in kinds
+    return ExitCode.PREFLIGHT if code == ExitCode.RUN_FAILED and is_start else code
 
 
 def _attempt(event: Event, name: str) -> Attempt:

@@ -9,23 +9,32 @@ from pathlib import Path
 
 from launcher.options import RemoteOptions
 from launcher.words import WordReader
+from transport.ports import VARIABLE
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def remote(reader: WordReader, environ: Mapping[str, str]) -> RemoteOptions:
+def remote(
+    reader: WordReader, environ: Mapping[str, str], ports: tuple[int, int] | None = None
+) -> RemoteOptions:
     """Read the options about the remote side.
 
     Args:
         reader: has the words; is told what is wrong.
         environ: where `-x NAME` takes its value from.
+        ports: those that may be bound, if only some.
     """
     return RemoteOptions(
         workdir=_there(reader, "--workdir"),
         python=_python(reader),
         setup=_setup(reader),
-        env=tuple((dict(_file(reader)) | dict(_given(reader, environ))).items()),
+        env=tuple((dict(_file(reader)) | dict(_given(reader, environ)) | port_variable(ports)).items()),
     )
+
+
+def port_variable(ports: tuple[int, int] | None) -> dict[str, str]:
+    """Return the variable that keeps everybody within a range of ports, if there is one."""
+    return {VARIABLE: f"{ports[0]}-{ports[1]}"} if ports else {}
 
 
 def _there(reader: WordReader, option: str) -> str:

@@ -213,9 +213,14 @@ def _may_be_path(name: Name, text: str) -> bool:
 
 
 def _resolved(name: Name, value: Any, base: Path) -> Any:
-    if name not in PATHS or not value or (name == ("run", "resume") and value in {"auto", "none"}):
+    if name not in PATHS or not value or (name == ("run", "resume") and is_no_path(value)):
         return value
     return str((base / Path(value).expanduser()).absolute())
+
+
+def is_no_path(resume: str) -> bool:
+    """Whether `run.resume` is a word or a step, to be looked for in the run folder."""
+    return resume in {"auto", "none"} or (resume.isascii() and resume.isdecimal())
 
 
 def _complete(said: _Said, config_path: Path | None) -> None:

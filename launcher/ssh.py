@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from launcher.hosts import HostEntry
-from launcher.options import RemoteOptions, SshOptions
+from launcher.options import NetworkOptions, RemoteOptions, SshOptions
+from launcher.remote_env import port_variable
 from launcher.ssh_causes import RETRY_ON
 from relax_actor.supervision.hosts import Host, Session
 
@@ -84,29 +85,33 @@ def host_of(
 
 
 def session_of(
-    entry: HostEntry, remote: RemoteOptions, *, interface: str, no_proxy: tuple[str, ...]
+    entry: HostEntry, remote: RemoteOptions, network: NetworkOptions, no_proxy: tuple[str, ...]
 ) -> Session:
     """Return what a host's actors start in.
 
     Args:
         entry: the host.
         remote: what all of them start in.
-        interface: of the network, where the host's line names none; empty: by the route to the head.
+        network: names the interface of a host whose line names none, and the ports.
         no_proxy: the hosts of the run.
     """
     return Session(
         workdir=remote.workdir or str(Path.cwd()),
-        env=environment(remote),
+        env=environment(remote, network),
         setup=remote.setup,
-        interface=entry.interface or interface,
+        interface=entry.interface or network.interface,
         no_proxy=no_proxy,
         retry_on=RETRY_ON,
     )
 
 
-def environment(remote: RemoteOptions) -> tuple[tuple[bytes, bytes], ...]:
-    """Return the variables of `-x` and `--env-file`, byte for byte."""
-    return tuple((_bytes(name), _bytes(value)) for name, value in remote.env)
+def environment(
+    remote: RemoteOptions,
+    network: NetworkOptions = NetworkOptions(),  # noqa: B008 - frozen
+) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the variables of `-x` and `--env-file`, byte for byte, and that of the ports."""
+    variables = port_variable(network.ports) | dict(remote.env)
+    return tuple((_bytes(name), _bytes(value)) for name, value in variables.items())
 
 
 def _bytes(text: str) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 _DISCARD = 9
+_IF_INET6 = Path("/proc/net/if_inet6")
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 PROXY_VARIABLES = ("no_proxy", "NO_PROXY")
 
@@ -83,7 +84,7 @@ def set_environment(
 
 def _ipv6_addresses() -> list[tuple[str, str]]:
     try:
-        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        lines = _IF_INET6.read_text().splitlines()
     except OSError:
         return []
     entries = [line.split() for line in lines]

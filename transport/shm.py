@@ -314,10 +314,10 @@ class ShmSpace:
 
 
 def _segments_in(root: Path) -> Iterator[SegmentName]:
-    with contextlib.suppress(FileNotFoundError):  # who is gone with its folder has left nothing
-        for path in root.iterdir():
-            with contextlib.suppress(SegmentNameError):
-                yield parse_name(path.name)
+    """Return the segments in a folder; there are none in one that is gone."""
+    for path in root.iterdir() if root.exists() else ():
+        with contextlib.suppress(SegmentNameError):
+            yield parse_name(path.name)
 
 
 def _mapped(name: str, fd: int, nbytes: int, *, writable: bool, populate: bool = False) -> Segment:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.base import Completion, Lockstep, Request
 from relax_actor.engines.batching import AloneBatching, Batching, TogetherBatching
 from relax_actor.engines.decoder import Decoder
-from relax_actor.engines.errors import EngineNotReadyError, RequestError
+from relax_actor.engines.errors import EngineNotReadyError
 from relax_actor.engines.randomness import token_uniforms
-from relax_actor.engines.running import RunningSample, admitted
+from relax_actor.engines.running import RunningSample, admitted, check_token_ids
 from relax_actor.engines.sampling import sample_tokens
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
@@ -34,7 +34,7 @@ class Network(Protocol):
         ...
 
 
-class BatchingEngine:
+class BatchingEngine(Lockstep):
     """The `Engine` but for the network: versions, requests, sampling.
 
     Args:
@@ -109,7 +109,7 @@ class BatchingEngine:
         if self._version is None:
             raise EngineNotReadyError
         for request in requests:
-            self._check_token_ids(request)
+            check_token_ids(request, self._decoder.vocabulary)
         self._waiting += admitted(
             requests,
             free_slots=self.free_slots,
@@ -140,7 +140,7 @@ class BatchingEngine:
         """Return the tokens so far of requests that go on. Keys that are not in flight are passed over."""
         wanted = set(keys)
         samples = [sample for sample in self._samples() if sample.request.key in wanted]
-        return [sample.completion(FinishReason.ABORT) for sample in samples]
+        return [self._completion(sample, FinishReason.ABORT) for sample in samples]
 
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
         """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
@@ -148,22 +148,12 @@ class BatchingEngine:
         waiting = [sample for sample in self._waiting if sample.request.key in wanted]
         running = [sample for sample in self._batching.samples if sample.request.key in wanted]
         self._waiting = [sample for sample in self._waiting if sample.request.key not in wanted]
+        aborted = [self._completion(sample, FinishReason.ABORT) for sample in waiting + running]
         self._remove(running)
-        return [sample.completion(FinishReason.ABORT) for sample in waiting + running]
+        return aborted
 
     def _samples(self) -> list[RunningSample]:
         return [*self._batching.samples, *self._waiting]
-
-    def _check_token_ids(self, request: Request) -> None:
-        """Refuse what would crash the embedding, or mask another token than was meant."""
-        for what, ids in (
-            ("prompt", request.prompt),
-            ("prefix", request.prefix.tokens),
-            ("forbidden", request.params.forbidden_token_ids),
-        ):
-            if ids and not 0 <= min(ids) <= max(ids) < self._decoder.vocabulary:
-                fact = f"{what} token ids span {min(ids)} to {max(ids)}"
-                raise RequestError(request.key, f"{fact}, and the model has {self._decoder.vocabulary}")
 
     def _append_tokens(
         self, samples: Sequence[RunningSample], logits: Tensor, version: PolicyVersion
@@ -181,8 +171,12 @@ class BatchingEngine:
 
     def _finished(self) -> list[Completion]:
         ended = [(sample, reason) for sample in self._batching.samples if (reason := sample.finish_reason)]
+        finished = [self._completion(sample, reason) for sample, reason in ended]
         self._remove([sample for sample, _ in ended])
-        return [sample.completion(reason) for sample, reason in ended]
+        return finished
+
+    def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
+        return sample.completion(reason, self._batching.routes(sample))
 
     @torch.inference_mode()
     def _remove(self, samples: Sequence[RunningSample]) -> None:
@@ -204,9 +198,11 @@ class TransformersEngine(BatchingEngine):
         threads: torch's, of the whole process.
         device: a torch device.
         dummy_weights: start without reading the folder's weights.
+        record_routes: say of each completion which experts its tokens went through.
 
     Raises:
         ValueError: the model has a kind of attention that is not supported at this context.
+        UnsupportedRoutingError: `record_routes` of a model without experts, or of an unknown kind.
     """
 
     def __init__(
@@ -221,6 +217,7 @@ class TransformersEngine(BatchingEngine):
         threads: int = 1,
         device: str = "cpu",
         dummy_weights: bool = True,
+        record_routes: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         decoder = Decoder(
@@ -229,6 +226,7 @@ class TransformersEngine(BatchingEngine):
             dtype=dtype,
             device=device,
             dummy_weights=dummy_weights,
+            record_routes=record_routes,
         )
         batching = AloneBatching(decoder) if deterministic else TogetherBatching(decoder, slots)
         super().__init__(decoder, batching, seed=seed, slots=slots)

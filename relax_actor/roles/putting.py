@@ -16,6 +16,8 @@ from relax_actor.transfer_queue.records import Put
 
 Records = list[SampleReady] | list[SampleChunk]
 
+_ENDED = (Put.STALE, Put.MISFIT)
+
 
 class Putting:
     """Sends samples, and chunks of samples, and looks at the answers later.
@@ -84,4 +86,4 @@ def _is_chunks(records: Records) -> bool:
 
 def _refused(records: Records, outcomes: Sequence[Put]) -> list[SampleChunk]:
     pairs = zip(records, outcomes, strict=True)
-    return [row for row, put in pairs if put is Put.STALE and isinstance(row, SampleChunk)]
+    return [row for row, put in pairs if put in _ENDED and isinstance(row, SampleChunk)]

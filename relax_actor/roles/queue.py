@@ -39,6 +39,7 @@ from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
 from relax_actor.transfer_queue.records import (
     BatchLeased,
     DroppedGroup,
+    Event,
     PromptLeased,
     Put,
     RewardLeased,
@@ -64,7 +65,7 @@ class TransferQueue(Actor):
         self._config = config
         self._space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._changed = asyncio.Event()
-        self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
+        self._journal: Journal[Event] = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))
         self._ledger = Ledger.replay(ledger_config(config), past)
         budget_bytes = int(config.queue.max_size_gb * 2**30)
@@ -343,15 +344,14 @@ class TransferQueue(Actor):
             self.ctx.events.emit("trainer_waits", reason=self._ledger.waiting_on())
 
     def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
-        stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
-        if stale or duplicate:
+        refused = {put.value: outcomes.count(put) for put in Put if put is not Put.ACCEPTED}
+        if any(refused.values()):
             self.ctx.events.emit(
                 "put_refused",
                 sender=holder.name,
                 incarnation=holder.incarnation,
                 what=what,
-                stale=stale,
-                duplicate=duplicate,
+                **refused,
             )
 
     def _is_finished(self) -> bool:

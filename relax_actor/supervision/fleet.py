@@ -30,6 +30,9 @@ REJOIN_S = 1.0
 REJOIN_MAX_S = 30.0
 
 
+HANDOVER_LAG_S = 1.0
+"""How long what an actor of another host has written may take to come here; several rounds of its porter."""
+
 FAN_OUT = 32
 """How many sessions to other hosts may be on their way at once; an sshd behind which many are takes ten."""
 
@@ -99,6 +102,9 @@ class Fleet:
         for timer in self._timers:
             timer.cancel()
         agents = [site.agent for site in self._sites.values() if site.agent and not site.agent.is_over]
+        for site in self._sites.values():
+            if site.agent and site.agent.is_over and site.joined:  # the way there is gone, but not the line
+                self._courier.say(site.agent.identity, wire.Shutdown())
         for agent in agents:
             self._courier.loop.remove_reader(agent.process.pidfd)
             if agent.joined:
@@ -197,6 +203,11 @@ class Fleet:
             return {}
         return {"site": site.name, "host": site.joined.node, "run_dir": site.readable_dir}
 
+    def lag_s(self, key: Key) -> float:
+        """Return how long an actor's files may take to come to the head."""
+        site = self._site_of(key)
+        return HANDOVER_LAG_S if site is not None and site.host.is_handed_over else 0.0
+
     def _site_of(self, key: Key) -> Site | None:
         return next((site for site in self._sites.values() if key in site.actors), None)
 
@@ -270,7 +281,7 @@ class Fleet:
         how, agent.is_over = agent.process.reap(), True
         self._gate.leave(site)
         if agent.joined is None:
-            self._not_reached(site, agent, how)
+            self._events.emit("host_not_reached", host=site.name, how=how, **agent.facts)
         if site.is_worth_another_try(self._config.join_timeout_s):
             self._again(site)
         elif self._is_barrier_up:
@@ -279,22 +290,6 @@ class Fleet:
             self._lost(site, f"its node agent ended with {how}")
         else:  # the way to it is gone; it runs on until its lease is over
             self._events.emit("host_unreachable", host=site.name, reason=how)
-
-    def _not_reached(self, site: Site, agent: Agent, how: str) -> None:
-        """Log what is known of a start that led to no agent; who knows the way there can tell its cause."""
-        process = agent.process
-        refused = process.intake.refused if process.intake is not None else None
-        self._events.emit(
-            "host_not_reached",
-            host=site.name,
-            agent=agent.incarnation,
-            how=how,
-            code=process.code,
-            answered=process.intake is not None and process.intake.began is not None,
-            refusal=refused.kind if refused is not None else "",
-            fact=process.refusal,
-            output=process.output[-2000:],
-        )
 
     def _again(self, site: Site) -> None:
         """Try once more to reach a host, after a random while: those who were refused together come apart."""

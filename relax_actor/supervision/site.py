@@ -23,6 +23,9 @@ from transport.shm import ShmSpace
 RETRY_S = 0.2
 """How long after a start that failed for a passing reason the next is tried; grows to `RETRY_MAX_S`."""
 
+TOLD_CHARS = 2000
+"""How much of the output of a start that failed goes into the event log."""
+
 RETRY_GROWTH = 1.6
 RETRY_MAX_S = 5.0
 
@@ -44,6 +47,20 @@ class Agent:
         self.process, self.identity, self.incarnation = process, identity, incarnation
         self.joined: wire.AgentReady | None = None
         self.is_over = False  # its process has ended, which may not prove anything
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is known of one that did not join; who knows the way there can tell the cause."""
+        intake = self.process.intake
+        refused = intake.refused if intake is not None else None
+        return {
+            "agent": self.incarnation,
+            "code": self.process.code,
+            "answered": intake is not None and intake.began is not None,
+            "refusal": refused.kind if refused is not None else "",
+            "fact": self.process.refusal,
+            "output": self.process.output[-TOLD_CHARS:],
+        }
 
 
 class Site:

@@ -73,6 +73,7 @@ def test_a_host_that_does_not_answer(servers, pair, reach, tmp_path):
     for process in [*server.sessions, server.process]:
         process.send_signal(signal.SIGSTOP)  # the kernel still takes the connection
     cause, _ = cause_of(reach, servers, tmp_path, server)
+    server.stop()
     assert cause in {SshCause.TIMEOUT, SshCause.RESET}
 
 

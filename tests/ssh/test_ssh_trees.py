@@ -16,6 +16,7 @@ from ssh_hosts import await_nothing, family_of, is_there
 from watching import QUICK, events_of, eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
+from relax_actor.errors import ActorDied
 from relax_actor.node.lease import LeaseTerms
 
 pytestmark = pytest.mark.timeout(90)
@@ -159,9 +160,24 @@ def test_no_event_is_lost_and_a_log_that_is_far_behind_is_cut_in_its_middle(pair
     assert [event["number"] for event in events_of(tree, "told")] == list(range(5000))
     log = (tmp_path / "run" / "logs" / "w-1.log").read_text()
     assert log.startswith("the first line")
-    assert log.rstrip().endswith("the last line")
+    assert "the last line" in log[-10_000:]
     assert "bytes were not handed over: they are in" in log
     assert len(log) < 8_000_000
+
+
+def test_how_an_actor_died_is_told_on_the_head_with_its_last_words(pair, reach, tmp_path):
+    reached = reach(pair[0])
+    with tree_on(reached, tmp_path, ChildSpec(id="w", actor=Writer)) as tree:
+        with pytest.raises(ActorDied):
+            tree.ref("w", Writer).ask(Writer.die_saying, "so this is it").result()
+        eventually(lambda: tree.pid("w") and events_of(tree, "child_exited"))
+        [event] = [each for each in events_of(tree, "child_exited") if each["incarnation"] == 1]
+    assert 'last log: "so this is it"' in event["line"]
+    assert "s into die_saying (call" in event["line"]
+    assert event["line"].endswith(f"log: {tmp_path / 'run' / 'logs' / 'w-1.log'}")
+    crash = tmp_path / "run" / "crash" / "w-1"
+    assert "so this is it" in (crash / "log.txt").read_text()
+    assert "die_saying" in (crash / "page.json").read_text()
 
 
 def agent_of(tree, name):

@@ -48,7 +48,7 @@ class LoopHosts:
             "on_hosts": {
                 "hosts": self.hosts,
                 "placement": placement,
-                "address": ADDRESS,
+                "address": self.hosts[0].address,
                 "lease": TERMS,
                 **settings,
             },
@@ -62,14 +62,18 @@ class LoopHosts:
 
 
 @contextmanager
-def loop_hosts(count: int) -> Iterator[LoopHosts]:
-    """Make hosts; the first is the head's own."""
+def loop_hosts(count: int, network: Any = None) -> Iterator[LoopHosts]:
+    """Make hosts; the first is the head's own, and with a network the others are its namespaces."""
     memory = Path("/dev/shm") / f"relax-actor-hosts-{secrets.token_hex(4)}"  # noqa: S108 - what it is for
     hosts = []
     for name in "abcdefgh"[:count]:
         (memory / name).mkdir(parents=True)
-        prefix = ("env", f"RELAX_ACTOR_TEST_HOST={name}") if hosts else ()
-        hosts.append(Host(name=name, prefix=prefix, address=ADDRESS, shm_root=str(memory / name)))
+        mark = ("env", f"RELAX_ACTOR_TEST_HOST={name}") if hosts else ()
+        address = ADDRESS if network is None else network.head
+        if network is not None and hosts:
+            space = chr(ord(name) - 1)  # the network's first is the loop's second
+            mark, address = (*network.inside(space), *mark), network.address(space)
+        hosts.append(Host(name=name, prefix=mark, address=address, shm_root=str(memory / name)))
     try:
         yield LoopHosts(hosts=tuple(hosts), memory=memory)
     finally:

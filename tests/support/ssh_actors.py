@@ -1,6 +1,7 @@
 """Actors for the tests of hosts whose files are handed over: they write."""
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ class Writer(Actor):
     @endpoint
     def say(self, text: str) -> None:
         sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
     @endpoint
     def tell(self, count: int) -> None:
@@ -24,6 +26,11 @@ class Writer(Actor):
         line = "x" * 99 + "\n"
         sys.stdout.write(line * (size_bytes // len(line)))
         sys.stdout.flush()
+
+    @endpoint
+    def die_saying(self, text: str) -> None:
+        self.say(text)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @endpoint
     def surroundings(self) -> tuple[str, dict[str, str]]:

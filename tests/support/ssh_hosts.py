@@ -41,7 +41,9 @@ class Sshd:
     @property
     def sessions(self) -> list[psutil.Process]:
         """The processes of the server that are beyond its listener."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        if self.process.poll() is not None:
+            return []
+        return [each for each in psutil.Process(self.process.pid).children(recursive=True) if is_there(each)]
 
     def stop(self) -> None:
         """End the server and every session of it."""
@@ -89,13 +91,16 @@ class Servers:
         shutil.copy(self.folder / "id.pub", self.folder / "authorized_keys")
         self.known_hosts.touch()
 
-    def start(self, *settings: str, address: str = "", inside: tuple[str, ...] = ()) -> Sshd:
+    def start(
+        self, *settings: str, address: str = "", inside: tuple[str, ...] = (), before: tuple[str, ...] = ()
+    ) -> Sshd:
         """Start one more server, with further lines of configuration.
 
         Args:
             settings: such as `MaxStartups 1`.
             address: where it listens; by default one of its own of 127/8.
-            inside: the command that runs another one where the server is to be.
+            inside: the command that runs another one in the network where the server is to be.
+            before: the command that runs the server.
         """
         self.started += 1
         address = address or f"127.0.0.{self.started + 1}"
@@ -118,7 +123,7 @@ class Servers:
         Path("/run/sshd").mkdir(exist_ok=True)
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                [*inside, "/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "config")],
+                [*inside, *before, "/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "config")],
                 stderr=log,
                 start_new_session=True,
             )
