@@ -102,7 +102,13 @@ def plan(arguments: tuple[str, ...], *, as_json: bool, **values: Any) -> int:
     config_path, overrides = _split(arguments)
     flags, words = divided(values)
     request = Request(
-        config_path=config_path, overrides=overrides, flags=flags, words=words, dry_run=True, as_json=as_json
+        config_path=config_path,
+        overrides=overrides,
+        flags=flags,
+        words=words,
+        argv=click.get_current_context().meta[WORDS],
+        dry_run=True,
+        as_json=as_json,
     )
     return carry_out(request, sys.stdout)
 

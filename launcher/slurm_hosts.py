@@ -213,9 +213,9 @@ def hosts_of(
     hosts = []
     for entry in options.hosts:
         if entry.name == allocation.here:
-            hosts.append(_here(entry, options.remote, head))
+            hosts.append(_here(entry, options, head))
             continue
-        session = session_of(entry, options.remote, interface=interface, no_proxy=no_proxy)
+        session = session_of(entry, options.remote, options.network, no_proxy)
         hosts.append(_elsewhere(entry, options.remote, allocation, session, folder))
     return tuple(hosts), head
 
@@ -225,8 +225,8 @@ def problem_of(host: str, output: str, fact: str) -> SlurmError:
     return SlurmError(f"srun to {host}", fact or output)
 
 
-def _here(entry: HostEntry, remote: RemoteOptions, head: str) -> Host:
-    session = Session(env=environment(remote))
+def _here(entry: HostEntry, options: LaunchOptions, head: str) -> Host:
+    session = Session(env=environment(options.remote, options.network))
     return Host(name=entry.label, address=head, session=session, term_is_for_head=True)
 
 
