@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sample_actors import Counter
 
+from launcher.options import Launcher, LaunchOptions
 from launcher.slurm_hosts import allocation, hosts_of, survey
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.spec import Backoff, ChildSpec, SupervisorSpec
@@ -24,7 +25,8 @@ TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.5, margin_s=1.0)
 def main(folder: Path) -> None:
     """Run until told to end; then nothing is left."""
     given = allocation(os.environ)
-    hosts = hosts_of(survey(given), given, folder)
+    options = LaunchOptions(launcher=Launcher.SLURM, hosts=survey(given))
+    hosts, address = hosts_of(options, given, folder, os.environ)
     spec = SupervisorSpec(
         id="root",
         backoff=Backoff(base_s=0.02, cap_s=0.1),
@@ -32,7 +34,7 @@ def main(folder: Path) -> None:
     )
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
-    with Supervisor(spec, run_dir=folder, hosts=hosts, address="127.0.0.1", lease=TERMS) as tree:
+    with Supervisor(spec, run_dir=folder, hosts=hosts, address=address, lease=TERMS) as tree:
         found = {}
         for host in hosts:
             ref = tree.ref(f"on-{host.name}", Counter)
