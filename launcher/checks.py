@@ -18,6 +18,8 @@ from launcher.fields import SECTIONS
 from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
+from launcher.settings import is_no_path
+from launcher.sglang_checks import sglang_problems
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError, DatasetError, UnsupportedRoutingError
@@ -44,7 +46,9 @@ def check_config(config: Config, where: Where = str) -> list[ConfigError]:
     return [*_batches(config, where), *_combinations(config, where), *_files(config, where)]
 
 
-def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where = str) -> list[ConfigError]:
+def check_machine(
+    config: Config, folder: Path, estimate: Estimate, where: Where = str, *, alone: bool = True
+) -> list[ConfigError]:
     """Return what this machine lacks for a run.
 
     Args:
@@ -52,8 +56,11 @@ def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where
         folder: the run folder, which need not exist.
         estimate: what the run needs.
         where: what errors call an option.
+        alone: whether actors run here; other hosts are asked for their memory in time.
     """
-    problems = [_shared_memory(config, estimate, where), _socket_folder(), _writable(folder, where)]
+    shared = _shared_memory(config, estimate, where) if alone else None
+    servers = sglang_problems(config, where) if alone else []
+    problems = [shared, _socket_folder(), _writable(folder, where), *servers]
     return [problem for problem in problems if problem]
 
 
@@ -112,8 +119,25 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     if config.train.warmup_steps > config.run.steps:
         fact = f"is {config.train.warmup_steps}, more than run.steps, which is {config.run.steps}"
         yield ConfigError(where("train.warmup_steps"), fact)
+    yield from _engine(config, where)
     if config.eval.every and not config.eval.path:
         yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
+
+
+def _engine(config: Config, where: Where) -> Iterator[ConfigError]:
+    if config.rollout.engine != "sglang":
+        for option in ("tensor_parallel", "spares"):
+            value = getattr(config.rollout, option)
+            if value != SECTIONS["rollout"][option].default:
+                fact = f"is {value}, but rollout.engine is {config.rollout.engine}"
+                yield ConfigError(where(f"rollout.{option}"), fact, "only the engine `sglang` has it")
+        return
+    if config.data.media_key:
+        fact = "is set, but the engine `sglang` takes text only"
+        yield ConfigError(where("data.media_key"), fact, "use `transformers`")
+    if config.train.use_r3 and config.rollout.chunk_tokens:
+        fact = "is above 0, but SGLang tells the experts of a sample (train.use_r3) at its end only"
+        yield ConfigError(where("rollout.chunk_tokens"), fact, "use 0, or `transformers`")
 
 
 def _routing(config: Config, where: Where) -> Iterator[ConfigError]:
@@ -168,7 +192,7 @@ def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
             Path(config.data.prefix_path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
-    if config.run.resume not in {"none", "auto"}:
+    if not is_no_path(config.run.resume):
         yield from _checkpoint(Path(config.run.resume), where)
     if config.run.user_path and not os.path.isdir(config.run.user_path):  # noqa: PTH112 - as above
         yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")

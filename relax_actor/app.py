@@ -14,12 +14,13 @@ import msgspec
 from relax_actor import homes
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
-from relax_actor.devices import CPU, host_gpus, rollout_device, trainer_device
+from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device, trainer_device
 from relax_actor.homes import LoopHosts
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
 from relax_actor.roles import verdict
+from relax_actor.supervision.fleet import FAN_OUT
 from relax_actor.supervision.hosts import Host
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
@@ -40,6 +41,9 @@ TORCH_MODULES = (
     "relax_actor.roles.trainer",
 )
 """What the zygote of the roles that use torch imports before it forks; nothing here touches a device."""
+
+SERVER_START_S = 960.0
+"""How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
 
 
 def tree(
@@ -88,6 +92,9 @@ def tree(
                     indexed=True,
                 ),
                 devices=_rollout_gpus(config, gpus),
+                spares=config.rollout.spares,
+                claims_devices=config.rollout.spares > 0,
+                start_timeout_s=SERVER_START_S if config.rollout.engine == "sglang" else 120.0,
             ),
         ),
     )
@@ -178,10 +185,20 @@ def _rollout_gpus(config: Config, gpus: int) -> tuple[str, ...]:
     """Return the GPUs that any replica may have."""
     if config.rollout.engine == "scripted":
         return ()
+    if config.rollout.engine == "sglang":
+        return _server_gpus(config, gpus)
     devices = (
         rollout_device(config.rollout.device, replica, gpus) for replica in range(config.rollout.replicas)
     )
     return tuple(dict.fromkeys(gpu for device in devices for gpu in _on_gpu(device)))
+
+
+def _server_gpus(config: Config, gpus: int) -> tuple[str, ...]:
+    """Return the GPUs that replicas and their spares may have."""
+    rollout = config.rollout
+    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    used = groups[: rollout.replicas] if not rollout.spares else groups
+    return tuple(gpu for group in used for device in group for gpu in _on_gpu(device))
 
 
 def _on_gpu(device: str) -> tuple[str, ...]:
@@ -214,10 +231,15 @@ def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
     """Return what each zygote imports: the torch one also the model's own code, where transformers has it."""
     model_type = json.loads((Path(config.model.path) / "config.json").read_text()).get("model_type", "")
     code = f"transformers.models.{model_type}.modeling_{model_type}"
+    server = ("relax_actor.roles.sglang_engine",) if config.rollout.engine == "sglang" else ()
     known = find_spec(f"transformers.models.{model_type}") is not None if model_type else False
     return {
         "default": ("relax_actor.roles.queue",),
-        "torch": (*TORCH_MODULES, *((code,) if known else ())),
+        "torch": (
+            *TORCH_MODULES,
+            *server,
+            *((code,) if known else ()),
+        ),
     }
 
 
@@ -236,6 +258,7 @@ def run(
     address: str = "",
     lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - frozen
     join_timeout_s: float = 120.0,
+    fan_out: int = FAN_OUT,
 ) -> Outcome:
     """Run to the end and leave nothing behind but the run folder.
 
@@ -253,6 +276,7 @@ def run(
         address: where the other hosts reach this program.
         lease: how long a host that does not answer is believed in.
         join_timeout_s: how long all hosts together may take to be there.
+        fan_out: how many sessions to other hosts may be on their way at once.
 
     Raises:
         SpecError: hosts and placement do not fit one another, or what has to be together.
@@ -273,6 +297,7 @@ def run(
         address=address,
         lease=lease,
         join_timeout_s=join_timeout_s,
+        fan_out=fan_out,
     )
     events.emit(
         "run_started",

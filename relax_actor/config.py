@@ -22,7 +22,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dir: str = "runs/{name}-{time}"
     """The run folder; `{name}` and `{time}` are filled in."""
     resume: str = "none"
-    """`none`, `auto` (newest whole checkpoint of the run folder, if any) or a checkpoint folder."""
+    """`none`, `auto` (newest whole checkpoint of the run folder, if any), a step of it or a folder."""
     grace_s: float = 60.0
     """How long a stop may take before processes are killed."""
     user_path: str = ""
@@ -62,7 +62,7 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who samples, and how."""
 
-    engine: Literal["transformers", "scripted"] = "transformers"
+    engine: Literal["transformers", "sglang", "scripted"] = "transformers"
     replicas: int = 1
     samples_per_prompt: int = 8
     max_new_tokens: int = 256
@@ -87,6 +87,28 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Over several hosts: the run goes on while so many replicas have a host that is there, else it ends."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
+    tensor_parallel: int = 1
+    """Engine `sglang` only, as all that follow: GPUs of one replica."""
+    update_mode: Literal["auto", "in_place", "abort"] = "auto"
+    """What becomes of samples in flight when a policy version is installed: they stay in the server and go on
+    (`in_place`), or are cut off and sent again (`abort`); `auto` is `in_place` where the server can say which
+    version sampled which token."""
+    mem_fraction: float = 0.0
+    """Share of a GPU's memory for weights and cache; 0 is SGLang's own choice."""
+    spares: int = 0
+    """Servers that wait, without weights, to take over where a replica dies; each needs GPUs of its own."""
+    health_s: float = 15.0
+    """How long no token may come before one is asked for; and how long that may take."""
+    verify: bool = True
+    """On GPUs: compare a digest of each installed version with the other replicas'."""
+    sglang_bucket_bytes: int = 1_073_741_824
+    """How much of a version is handed to the server at once; two such buckets lie on the GPU."""
+    sglang_python: str = ""
+    """The interpreter that SGLang is installed for; empty is our own."""
+    sglang_args: tuple[str, ...] = ()
+    """Words for the end of the server's command line, where they win."""
+    sglang_env: dict[str, str] = {}
+    """Added to the server's environment."""
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

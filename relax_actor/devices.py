@@ -6,8 +6,10 @@ the others in turn, or the first one too where it is the only one.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from relax_actor.visible import visible_gpus
 
 CPU = "cpu"
 AUTO = "auto"
@@ -17,10 +19,8 @@ _CARD = re.compile(r"nvidia\d+")
 def host_gpus(env: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Count the GPUs that this process could see, without a driver's library."""
     cards = sum(bool(_CARD.fullmatch(path.name)) for path in devices.glob("nvidia*"))
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return cards
-    return min(cards, sum(bool(each.strip()) and each.strip() != "-1" for each in visible.split(",")))
+    visible = visible_gpus(env.get("CUDA_VISIBLE_DEVICES"))
+    return cards if visible is None else min(cards, len(visible))
 
 
 def trainer_device(setting: str, gpus: int) -> str:
@@ -42,3 +42,34 @@ def rollout_device(setting: str, replica: int, gpus: int) -> str:
     if not gpus:
         return CPU if setting == AUTO else "cuda:0"
     return f"cuda:{1 + replica % (gpus - 1)}" if gpus > 1 else "cuda:0"
+
+
+def replica_groups(setting: str, gpus: int, size: int) -> list[tuple[str, ...]]:
+    """Return torch's names of the devices of every replica that there is room for; at least one.
+
+    Args:
+        setting: as of `trainer_device`; `cuda:N` is the first GPU of all replicas.
+        gpus: how many the host has.
+        size: GPUs of one replica.
+    """
+    if setting == CPU or (setting == AUTO and not gpus):
+        return [(CPU,)]
+    first = int(setting.partition(":")[2] or 0)
+    if setting in {AUTO, "cuda"}:
+        first = 1 if gpus > size else 0  # the trainer has the first one
+    starts = range(first, max(gpus - size, first) + 1, size)
+    if setting not in {AUTO, "cuda"}:
+        starts = range(first, first + 1)
+    return [tuple(f"cuda:{start + place}" for place in range(size)) for start in starts]
+
+
+def visible_names(devices: Sequence[str], env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what CUDA_VISIBLE_DEVICES of another process has to name for it to have these devices.
+
+    Args:
+        devices: torch's names in this process.
+        env: of this process.
+    """
+    own = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    indices = [int(device.partition(":")[2] or 0) for device in devices if device != CPU]
+    return tuple(own[index] if index < len(own) else str(index) for index in indices)

@@ -10,9 +10,13 @@ verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),
 store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LOSE as before), group_piece;
+of a row queue rows_written, rows_sent (the producer), rows_adopted, rows_decided, rows_committed, rows_put,
+fields_put, rows_leased, rows_acked (the queue), rows_got, rows_done (the consumer);
 checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
 down yet), queue_committed (nobody is told yet), queue_answered, spilling (a file is unfinished) and spilled
-(its rows are in memory too); in the prompts actor prompts_written.
+(its rows are in memory too); in the prompts actor prompts_written; in a rollout with SGLang sglang_pause,
+sglang_drain, _begin, _load, _end, _flush, _version, _checksum and _continue (before each step of an update)
+and sglang_bucket (one is on its way).
 """
 
 import os

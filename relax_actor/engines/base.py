@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relax_actor.engines.errors import RequestError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
 
@@ -70,6 +71,25 @@ class Completion(msgspec.Struct, kw_only=True):
     them, see `relax_actor.rl.routing`."""
 
 
+class Lockstep:
+    """What is the same for all engines that sample in `step`, in this process."""
+
+    can_read_back = True
+
+    nap_s = 0.0
+    idle_s: float | None = None
+
+    def check(self) -> None:
+        """Nothing runs elsewhere."""
+
+    def refused(self) -> list[RequestError]:
+        """Everything is known at `submit`."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
+
+
 class Engine(Protocol):
     """Samples many requests at once, one decode step a call.
 
@@ -98,6 +118,11 @@ class Engine(Protocol):
         """How many requests have been submitted and not returned."""
         ...
 
+    @property
+    def can_read_back(self) -> bool:
+        """Whether `weights` can show what is installed; such an engine is probed, and lends its weights."""
+        ...
+
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         """Replace the weights between two decode steps; requests in flight keep their tokens and go on.
 
@@ -124,7 +149,7 @@ class Engine(Protocol):
             Names and tensors on any device, not to be written to; they change with the next install.
 
         Raises:
-            EngineNotReadyError: no whole version is installed.
+            EngineNotReadyError: no whole version is installed, or the engine cannot read back.
             KeyError: no weight of this name was installed.
         """
         ...
@@ -143,7 +168,36 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Completion]:
-        """Sample one token for every request in flight; return those that finished."""
+        """Sample one token for every request in flight; return those that finished.
+
+        An engine that samples by itself only returns those. Whichever it is, this does not wait.
+        """
+        ...
+
+    @property
+    def nap_s(self) -> float:
+        """How long nobody need call `step`, unless woken, while requests are in flight."""
+        ...
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long nobody need call `check` while none are; None: until there is one."""
+        ...
+
+    def check(self) -> None:
+        """See to it that the engine can go on, also where nothing is in flight.
+
+        Raises:
+            Exception: it cannot.
+        """
+        ...
+
+    def refused(self) -> list[RequestError]:
+        """Return requests that turned out impossible after `submit`, each once; in flight no more."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside this process. Idempotent."""
         ...
 
     def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:

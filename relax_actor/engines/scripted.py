@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.base import Completion, Lockstep, Request
 from relax_actor.engines.errors import EngineNotReadyError, RequestError
 from relax_actor.engines.randomness import token_uniforms
 from relax_actor.engines.running import RunningSample, admitted
@@ -42,7 +42,7 @@ class InjectedFaultError(RuntimeError):
     """The fault that was asked for."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Lockstep):
     """Answers every request with tokens that are a function of seed, prompt, group and sample.
 
     Args:
@@ -76,6 +76,7 @@ class ScriptedEngine:
     ) -> None:
         self._seed, self._slots, self._stop = seed, slots, stop_token_id
         self._vocab = tuple(token for token in vocab if token != stop_token_id)
+        self.nap_s = 0.001 if token_s else 0.0
         self._token_s, self._clock = token_s, clock or SystemClock()
         self._script, self._faults = script, faults or EngineFaults()
         self._context = context or _ENDLESS_TOKENS

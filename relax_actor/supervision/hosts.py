@@ -13,6 +13,29 @@ from transport.errors import AddressError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """What the actors of a host start in, and what its node agent hands over; see `node.porter`.
+
+    All of it goes to the host through the session's standard input. Values of `env` are secrets.
+    """
+
+    workdir: str = ""
+    """Absolute; empty: where the prefix leads."""
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    """Environment variables, byte for byte."""
+    setup: str = ""
+    """A shell script that is sourced before the agent starts, with `env` and in `workdir`."""
+    interface: str = ""
+    """The network interface of collectives; empty: by the route to the head."""
+    no_proxy: tuple[str, ...] = ()
+    """Hosts that are spoken to without a proxy."""
+    retry_on: str = ""
+    """A regular expression: a start whose output matches it is tried again, such as a connection reset."""
+
+    def __repr__(self) -> str:
+        return f"Session(workdir={self.workdir!r}, {len(self.env)} variables)"
+
+
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """A machine that runs actors, and how a node agent gets there."""
 
@@ -27,6 +50,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Where logs and crash reports of its actors go; empty: the head's folder, at the same path."""
     shm_root: str = ""
     """Where its shared-memory segments live; empty: as on the head."""
+    session: Session | None = None
+    """What its actors start in. With one, its events, logs and crash reports are handed over to the head, so
+    that `run_dir` must be a folder of its own. Without a prefix only the environment is of use."""
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether the files of its run folder come to the head's."""
+        return bool(self.prefix) and self.session is not None
 
     @property
     def interpreter(self) -> str:

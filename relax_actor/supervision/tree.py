@@ -199,14 +199,16 @@ class TreeShell:
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
         if (spare := self._roster.as_spare(key)) is not None:
             self._chronicle.was_spare(spare, key)
-        self._gone(*key, classify(record, was_told=key in self._roster.told_to_stop))
+        how = classify(record, was_told=key in self._roster.told_to_stop)
+        self._gone(*key, how, record.doing, record.last)
 
-    def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
+    def _gone(self, name: str, incarnation: int, how: events.Exit, doing: str = "", last: str = "") -> None:
+        lag_s = self._fleet.lag_s((name, incarnation))
         self._has_no_need_of_a_host(name)
         pid = self._roster.gone((name, incarnation))
         self._fleet.gone((name, incarnation))
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
-        self._chronicle.gone((name, incarnation), pid, how)
+        self._chronicle.gone((name, incarnation), pid, how, doing=doing, last=last, lag_s=lag_s)
         self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
 
