@@ -1,9 +1,9 @@
 """Runs at the start of every interpreter of `.venv-sglang`: what makes SGLang quick to start on a CPU.
 
 Beyond the missing packages beside this file it changes three things. The server's processes are forked and
-not spawned, so that they share one import of SGLang, which takes 7 s of CPU; it forks before it serves, and there
-is no CUDA. `SGLANG_ON_CPU_SPAWN=1` leaves that out. Of the model classes only those that are tested are
-imported. And the collector runs seldom while modules are made, of which it frees nothing (1.5 s).
+not spawned, so that they share one import of SGLang, which takes 7 s of CPU; it forks before it serves, and
+there is no CUDA. `SGLANG_ON_CPU_SPAWN=1` leaves that out. Of the model classes only those that are tested
+are imported. And the collector runs seldom while modules are made, of which it frees nothing (1.5 s).
 """
 
 import gc
