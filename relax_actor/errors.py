@@ -161,3 +161,17 @@ class MeshError(ExceptionGroup[Exception], ActorError):
         ranks_of = {id(error): ranks for error, ranks in zip(self.exceptions, self.ranks, strict=True)}
         ranks = [ranks_of.get(id(error), (self.earliest,)) for error in errors]
         return MeshError(self.message, errors, ranks)
+
+
+class PartialRolloutFormatError(RelaxError):
+    """An inference server's answer is not what a sample can be made of, so none of it is used.
+
+    Args:
+        sample: group and sample index.
+        field: of the answer.
+        fact: what is wrong with it.
+    """
+
+    def __init__(self, sample: tuple[int, int], field: str, fact: str) -> None:
+        self.sample, self.field, self.fact = sample, field, fact
+        super().__init__(f"the answer for sample {sample[1]} of group {sample[0]}: `{field}` {fact}")

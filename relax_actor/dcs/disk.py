@@ -103,6 +103,11 @@ class DiskVersion:
         buckets = tuple(BucketEntry(nbytes=r.size_bytes, xxh3=r.xxh3) for r in saved.files.values())
         self.manifest = Manifest(version=saved.version, step=saved.step, tensors=tensors, buckets=buckets)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files with its weights."""
+        return tuple(self._paths)
+
     def tensors(self) -> "Iterator[tuple[str, Tensor]]":
         """Yield names and tensors, file by file.
 

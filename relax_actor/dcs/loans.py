@@ -45,6 +45,11 @@ class Readable(Protocol):
     """What of an engine a lender needs; see `relax_actor.engines.base.Engine`."""
 
     @property
+    def can_read_back(self) -> bool:
+        """Whether it can show installed weights; one that cannot lends none."""
+        ...
+
+    @property
     def version(self) -> PolicyVersion | None:
         """The installed version."""
         ...
@@ -122,7 +127,8 @@ class Lender:
         self._ends.pop(loan_id, None)
 
     def _is_whole(self) -> bool:
-        return self._manifest is not None and self._engine.version == self._manifest.version
+        is_same = self._manifest is not None and self._engine.version == self._manifest.version
+        return is_same and self._engine.can_read_back
 
 
 def _packed(version: PolicyVersion, weights: "Iterator[tuple[str, Tensor]]") -> PolicyPart:

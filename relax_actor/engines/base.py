@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relax_actor.engines.errors import RequestError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
 
@@ -35,6 +36,7 @@ class Prefix(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]  # one a token
     versions: tuple[PolicyVersion, ...]  # one a token
+    routed_experts: npt.NDArray[np.int32] | None = None  # [prompt + tokens - 1, layers, top_k], as sampled
 
 
 NO_PREFIX = Prefix(tokens=(), logprobs=(), versions=())
@@ -64,6 +66,30 @@ class Completion(msgspec.Struct, kw_only=True):
     logprobs: npt.NDArray[np.float32]  # [n], natural log
     versions: npt.NDArray[np.int32]  # [n], policy version that sampled each token
     finish_reason: FinishReason
+    routed_experts: npt.NDArray[np.int32] | None = None
+    """[prompt + n - 1, layers, top_k], by every token that went through the model; of an engine that records
+    them, see `relax_actor.rl.routing`."""
+
+
+class Lockstep:
+    """What is the same for all engines that sample in `step`, in this process."""
+
+    can_read_back = True
+
+    @property
+    def nap_s(self) -> float | None:
+        """Nothing happens but in `step`."""
+        return 0.0
+
+    def check(self) -> None:
+        """Nothing runs elsewhere."""
+
+    def refused(self) -> list[RequestError]:
+        """Everything is known at `submit`."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs elsewhere."""
 
 
 class Engine(Protocol):
@@ -94,6 +120,11 @@ class Engine(Protocol):
         """How many requests have been submitted and not returned."""
         ...
 
+    @property
+    def can_read_back(self) -> bool:
+        """Whether `weights` can show what is installed; such an engine is probed, and lends its weights."""
+        ...
+
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         """Replace the weights between two decode steps; requests in flight keep their tokens and go on.
 
@@ -120,7 +151,7 @@ class Engine(Protocol):
             Names and tensors on any device, not to be written to; they change with the next install.
 
         Raises:
-            EngineNotReadyError: no whole version is installed.
+            EngineNotReadyError: no whole version is installed, or the engine cannot read back.
             KeyError: no weight of this name was installed.
         """
         ...
@@ -139,7 +170,31 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Completion]:
-        """Sample one token for every request in flight; return those that finished."""
+        """Sample one token for every request in flight; return those that finished.
+
+        An engine that samples by itself only returns those. Whichever it is, this does not wait.
+        """
+        ...
+
+    @property
+    def nap_s(self) -> float | None:
+        """How long nobody need call `step` or `check`, unless woken; None: until there is a request."""
+        ...
+
+    def check(self) -> None:
+        """See to it that the engine can go on, also where nothing is in flight.
+
+        Raises:
+            Exception: it cannot.
+        """
+        ...
+
+    def refused(self) -> list[RequestError]:
+        """Return requests that turned out impossible after `submit`, each once; in flight no more."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside this process. Idempotent."""
         ...
 
     def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:

@@ -31,11 +31,24 @@ def token_uniforms(
     Source:
         Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014 (the finalizer).
     """
+    state = _chained(seed, group_ids, sample_indices, positions)
+    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def sample_seed(seed: int, group_id: int, sample_index: int) -> int:
+    """Return a sample's seed for an engine that draws by itself, from 0 to below 2**31.
+
+    Such an engine has to make every token's number of the seed and its position, as SGLang does.
+    """
+    return int(_chained(seed, group_id, sample_index)[0] >> np.uint64(33))
+
+
+def _chained(seed: int, *parts: npt.ArrayLike) -> npt.NDArray[np.uint64]:
     state = _mixed(np.array([seed & _MASK], dtype=np.uint64))
-    for part in (group_ids, sample_indices, positions):
+    for part in parts:
         # The sum is not symmetric in the parts, because each earlier one has been mixed.
         state = _mixed(state + np.atleast_1d(np.asarray(part, dtype=np.int64)).view(np.uint64))
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return state
 
 
 def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -109,6 +109,26 @@ def admitted(
     return samples
 
 
+def check_token_ids(request: Request, vocabulary: int) -> None:
+    """Refuse ids that would crash the embedding, or mask another token than was meant.
+
+    Args:
+        request: whose prompt, prefix and forbidden tokens are looked at.
+        vocabulary: how many tokens the model has.
+
+    Raises:
+        RequestError: an id the model does not have.
+    """
+    for what, ids in (
+        ("prompt", request.prompt),
+        ("prefix", request.prefix.tokens),
+        ("forbidden", request.params.forbidden_token_ids),
+    ):
+        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
+            fact = f"{what} token ids span {min(ids)} to {max(ids)}"
+            raise RequestError(request.key, f"{fact}, and the model has {vocabulary}")
+
+
 def _budget(request: Request, context_tokens: int) -> int:
     """Clip max_new_tokens to the context."""
     prompt, wanted = len(request.prompt), request.params.max_new_tokens

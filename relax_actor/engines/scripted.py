@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.base import Completion, Lockstep, Request
 from relax_actor.engines.errors import EngineNotReadyError, RequestError
 from relax_actor.engines.randomness import token_uniforms
 from relax_actor.engines.running import RunningSample, admitted
@@ -42,7 +42,7 @@ class InjectedFaultError(RuntimeError):
     """The fault that was asked for."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(Lockstep):
     """Answers every request with tokens that are a function of seed, prompt, group and sample.
 
     Args:
@@ -59,6 +59,8 @@ class ScriptedEngine:
         shapes: names and shapes of the weights, to be checked by `install`; None takes any.
         clock: what `token_s` is measured on.
     """
+
+    can_read_back = True
 
     def __init__(
         self,
@@ -102,6 +104,11 @@ class ScriptedEngine:
     def in_flight(self) -> int:
         """How many requests have been submitted and not returned."""
         return len(self._running)
+
+    @property
+    def nap_s(self) -> float | None:
+        """A step that takes time is looked for now and then."""
+        return 0.001 if self._token_s else 0.0
 
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         """Copy all weights, and keep their digest.

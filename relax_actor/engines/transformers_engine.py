@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.base import Completion, Lockstep, Request
 from relax_actor.engines.batching import AloneBatching, Batching, TogetherBatching
 from relax_actor.engines.decoder import Decoder
-from relax_actor.engines.errors import EngineNotReadyError, RequestError
+from relax_actor.engines.errors import EngineNotReadyError
 from relax_actor.engines.randomness import token_uniforms
-from relax_actor.engines.running import RunningSample, admitted
+from relax_actor.engines.running import RunningSample, admitted, check_token_ids
 from relax_actor.engines.sampling import sample_tokens
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
@@ -34,7 +34,7 @@ class Network(Protocol):
         ...
 
 
-class BatchingEngine:
+class BatchingEngine(Lockstep):
     """The `Engine` but for the network: versions, requests, sampling.
 
     Args:
@@ -43,6 +43,8 @@ class BatchingEngine:
         seed: the run's, the same on all replicas.
         slots: how many samples are decoded at once.
     """
+
+    can_read_back = True
 
     def __init__(self, decoder: Network, batching: Batching, *, seed: int, slots: int) -> None:
         self._decoder, self._batching = decoder, batching
@@ -109,7 +111,7 @@ class BatchingEngine:
         if self._version is None:
             raise EngineNotReadyError
         for request in requests:
-            self._check_token_ids(request)
+            check_token_ids(request, self._decoder.vocabulary)
         self._waiting += admitted(
             requests,
             free_slots=self.free_slots,
@@ -153,17 +155,6 @@ class BatchingEngine:
 
     def _samples(self) -> list[RunningSample]:
         return [*self._batching.samples, *self._waiting]
-
-    def _check_token_ids(self, request: Request) -> None:
-        """Refuse what would crash the embedding, or mask another token than was meant."""
-        for what, ids in (
-            ("prompt", request.prompt),
-            ("prefix", request.prefix.tokens),
-            ("forbidden", request.params.forbidden_token_ids),
-        ):
-            if ids and not 0 <= min(ids) <= max(ids) < self._decoder.vocabulary:
-                fact = f"{what} token ids span {min(ids)} to {max(ids)}"
-                raise RequestError(request.key, f"{fact}, and the model has {self._decoder.vocabulary}")
 
     def _append_tokens(
         self, samples: Sequence[RunningSample], logits: Tensor, version: PolicyVersion

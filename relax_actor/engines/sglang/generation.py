@@ -1,0 +1,353 @@
+"""The requests at the server: sent, heard of, cut off, collected before an update and sent again after it.
+
+A request is a sample's prompt with all it has so far, whoever sampled that. What comes back is handed over
+by the I/O thread and looked at in the actor's own: only `_deliver` and `_ended` run elsewhere.
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from relax_actor.engines.base import Completion
+from relax_actor.engines.errors import RequestError
+from relax_actor.engines.randomness import sample_seed
+from relax_actor.engines.running import RunningSample
+from relax_actor.engines.sglang.answers import Answer, Key, parse, policy_version, token_versions, unpack_routes
+from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError
+from relax_actor.ids import PolicyVersion
+from relax_actor.protocol import FinishReason
+
+ABORT_S = 30.0
+"""How long requests that are cut off may take to come back."""
+
+ASK_AGAIN_S = 0.2
+"""A request that was on its way is unknown to the server when the others are cut off: it is asked again."""
+
+PATIENCE = 3
+"""How often a server may cut a request off without being asked to."""
+
+BIAS = -1e9
+"""What the logit of a token that must not be sampled is lowered by."""
+
+
+class Calls(Protocol):
+    """What of a client is needed."""
+
+    def post(self, path: str, body: Any = None, *, deadline_s: float) -> Any:
+        """Post and wait."""
+        ...
+
+    def start(self, path: str, body: Any = None, *, deadline_s: float) -> "Future[Any]":
+        """Post."""
+        ...
+
+    def stream(
+        self, path: str, body: Any, *, deadline_s: float, on_event: Callable[[Any], None]
+    ) -> "Future[None]":
+        """Post, and hear of every event."""
+        ...
+
+
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests are made."""
+
+    seed: int
+    deterministic: bool = False  # whether the server samples by a request's own seed
+    stream: bool = False  # whether requests are heard of before their end
+    expert_shape: tuple[int, int] | None = None  # layers and experts a token, where they are recorded
+    deadline_s: float = 3600.0  # of a request; whether the server lives is asked much sooner
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Flight:
+    """A request at the server."""
+
+    sample: RunningSample
+    rid: str
+    begun: int  # how many tokens the sample had
+    version: PolicyVersion  # of its newest token, or of the engine when it was sent
+    future: "Future[Any]" = field(default_factory=Future)
+    is_unwanted: bool = False  # whether it was asked to be cut off
+
+
+class Generation:
+    """All samples of an engine, at the server or waiting for it.
+
+    Args:
+        client: of the server.
+        settings: how requests are made.
+        spans: whether the server says which weights sampled which token.
+        on_ready: called in the I/O thread when there is something to look at.
+    """
+
+    def __init__(
+        self, client: Calls, settings: GenerationSettings, *, spans: bool, on_ready: Callable[[], None]
+    ) -> None:
+        self._client, self._settings, self._spans, self._on_ready = client, settings, spans, on_ready
+        self._arrived: SimpleQueue[tuple[Flight, Any]] = SimpleQueue()
+        self._flights: dict[Key, Flight] = {}
+        self._waiting: dict[Key, RunningSample] = {}
+        self._finished: list[Completion] = []
+        self._refused: list[RequestError] = []
+        self._routes: dict[Key, npt.NDArray[np.int32]] = {}
+        self._cut_off: dict[Key, int] = {}
+        self.progress = 0  # answers and events that brought tokens
+
+    @property
+    def keys(self) -> Collection[Key]:
+        """The samples that are in flight."""
+        done = {completion.request.key: None for completion in self._finished}
+        return dict.fromkeys((*self._flights, *self._waiting), None) | done
+
+    def send(self, samples: Iterable[RunningSample], version: PolicyVersion) -> None:
+        """Have samples sampled on.
+
+        Args:
+            samples: new ones, or such that wait.
+            version: what is installed.
+        """
+        for sample in samples:
+            key = sample.request.key
+            self._waiting.pop(key, None)
+            flight = Flight(
+                sample=sample, rid=uuid.uuid4().hex, begun=len(sample.tokens), version=version
+            )
+            self._flights[key] = flight
+            self._begin(flight, self._body(flight))
+
+    def take(self, version: PolicyVersion) -> list[Completion]:
+        """Look at what has come; return the finished samples, and send again what was cut off unasked.
+
+        Raises:
+            PartialRolloutFormatError, ServerGoneError, DeadlineError, ServerError, EngineDownError: the
+                server can no longer be relied on.
+        """
+        self._look()
+        self.send(list(self._waiting.values()), version)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def refused(self) -> list[RequestError]:
+        """Return what the server would not sample, each once; it is in flight no more."""
+        refused, self._refused = self._refused, []
+        return refused
+
+    def lengths(self) -> dict[Key, int]:
+        """Return how many tokens every sample in flight is known to have."""
+        self._look()
+        return {sample.request.key: len(sample.tokens) for sample in self._running()}
+
+    def peek(self, keys: Iterable[Key]) -> list[Completion]:
+        """Return what is known of samples that go on."""
+        self._look()
+        wanted = set(keys)
+        return [
+            self._completion(sample, FinishReason.ABORT)
+            for sample in self._running()
+            if sample.request.key in wanted
+        ]
+
+    def abort(self, keys: Iterable[Key]) -> list[Completion]:
+        """Stop samples; return their tokens so far, also of those that have just finished."""
+        wanted = set(keys)
+        self._cut(key for key in wanted if key in self._flights)
+        done = [each for each in self._finished if each.request.key in wanted]
+        self._finished = [each for each in self._finished if each.request.key not in wanted]
+        for each in done:
+            each.finish_reason = FinishReason.ABORT
+        stopped = [self._waiting.pop(key) for key in list(self._waiting) if key in wanted]
+        return done + [self._forget(sample, FinishReason.ABORT) for sample in stopped]
+
+    def collect(self) -> int:
+        """Cut off all requests, so that none is at the server; return how many have to go on.
+
+        Their tokens stay, and `resume` sends them again.
+        """
+        self._cut(None)
+        return len(self._waiting)
+
+    def resume(self, version: PolicyVersion) -> int:
+        """Send what waits; return how many tokens the server computes that it had computed before."""
+        replayed = sum(sample.length for sample in self._waiting.values())
+        self.send(list(self._waiting.values()), version)
+        return replayed
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def _begin(self, flight: Flight, body: dict[str, Any]) -> None:
+        deadline_s = self._settings.deadline_s
+        if self._settings.stream:
+            flight.future = self._client.stream(
+                "/generate", body, deadline_s=deadline_s, on_event=lambda event: self._deliver(flight, event)
+            )
+        else:
+            flight.future = self._client.start("/generate", body, deadline_s=deadline_s)
+        flight.future.add_done_callback(lambda future: self._ended(flight, future))
+
+    def _body(self, flight: Flight) -> dict[str, Any]:
+        sample = flight.sample
+        body: dict[str, Any] = {
+            "input_ids": list(sample.text),
+            "rid": flight.rid,
+            "sampling_params": self._sampling(sample),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": self._settings.stream,
+            "extra_key": str(flight.version),  # what older weights have cached is never matched
+        }
+        if self._settings.expert_shape:
+            body["return_routed_experts"] = True
+        return body
+
+    def _sampling(self, sample: RunningSample) -> dict[str, Any]:
+        params, request = sample.request.params, sample.request
+        sampling: dict[str, Any] = {
+            "max_new_tokens": sample.budget_tokens - len(sample.tokens),
+            "temperature": params.temperature,
+            "top_p": max(params.top_p, 1e-6),  # which keeps the likeliest token, as 0 does for us
+            "top_k": params.top_k or -1,
+            "stop_token_ids": list(params.stop_token_ids),
+            "ignore_eos": not params.stop_token_ids,  # it would ignore those, too
+        }
+        if params.forbidden_token_ids:
+            sampling["logit_bias"] = {str(token): BIAS for token in params.forbidden_token_ids}
+        if self._settings.deterministic:
+            sampling["sampling_seed"] = sample_seed(
+                self._settings.seed, request.group_id, request.sample_index
+            )
+        return sampling
+
+    # -- the I/O thread -----------------------------------------------------------------------------
+
+    def _deliver(self, flight: Flight, event: Any) -> None:
+        self._arrived.put((flight, event))
+        self._on_ready()
+
+    def _ended(self, flight: Flight, future: "Future[Any]") -> None:
+        error = future.exception()
+        if error is not None:
+            self._deliver(flight, error)
+        elif not self._settings.stream:
+            self._deliver(flight, future.result())
+
+    # -- hearing ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        while True:
+            try:
+                flight, what = self._arrived.get_nowait()
+            except Empty:
+                return
+            if self._flights.get(flight.sample.request.key) is flight:
+                self._heard(flight, what)
+
+    def _heard(self, flight: Flight, what: Any) -> None:
+        key = flight.sample.request.key
+        if isinstance(what, ServerError) and 400 <= what.status < 500 and what.status != 429:
+            del self._flights[key]
+            self._routes.pop(key, None)
+            self._refused.append(RequestError(key, f"is refused by SGLang: {what.text[:300]}"))
+        elif isinstance(what, BaseException):
+            raise what
+        else:
+            self._add(flight, parse(what, key, is_event=self._settings.stream))
+
+    def _add(self, flight: Flight, answer: Answer) -> None:
+        sample, key = flight.sample, flight.sample.request.key
+        self.progress += bool(answer.tokens)
+        for token, logprob in zip(answer.tokens, answer.logprobs, strict=True):
+            sample.append(token, logprob, flight.version)
+        if answer.tokens and answer.finish is None and self._spans:
+            # What came first after an update may be older than the update: it is taken for that.
+            flight.version = policy_version(answer.weight_version, key)
+        if answer.finish is not None:
+            self._set_versions(flight, answer)
+            self._keep_routes(flight, answer)
+            del self._flights[key]
+            self._end(flight, answer)
+
+    def _set_versions(self, flight: Flight, answer: Answer) -> None:
+        """Record which weights sampled each token of this request: only its end says so exactly."""
+        sample = flight.sample
+        sampled = len(sample.tokens) - flight.begun
+        if self._spans and sampled:
+            sample.versions[flight.begun :] = token_versions(answer.spans, sampled, sample.request.key)
+
+    def _keep_routes(self, flight: Flight, answer: Answer) -> None:
+        shape, key = self._settings.expert_shape, flight.sample.request.key
+        if shape is None or not answer.routes:
+            return
+        old, new = self._routes.get(key, flight.sample.request.prefix.routed_experts), unpack_routes(
+            answer.routes, shape, key
+        )
+        self._routes[key] = new if old is None else np.concatenate([old, new[len(old) :]])
+
+    def _end(self, flight: Flight, answer: Answer) -> None:
+        sample, key = flight.sample, flight.sample.request.key
+        # A stop token that is in no list of ours is the model's own.
+        reason = sample.finish_reason or (FinishReason.STOP if answer.finish is FinishReason.STOP else None)
+        if reason is not None:
+            self._finished.append(self._forget(sample, reason))
+            return
+        self._waiting[key] = sample
+        if not flight.is_unwanted:
+            self._cut_off[key] = self._cut_off.get(key, 0) + 1
+            if self._cut_off[key] > PATIENCE:
+                raise EngineDownError(f"SGLang cuts a request off again and again: {answer.message}")
+
+    def _forget(self, sample: RunningSample, reason: FinishReason) -> Completion:
+        self._cut_off.pop(sample.request.key, None)
+        completion = self._completion(sample, reason)
+        self._routes.pop(sample.request.key, None)
+        return completion
+
+    def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
+        completion = sample.completion(reason)
+        completion.routed_experts = self._routes.get(sample.request.key)
+        return completion
+
+    def _running(self) -> list[RunningSample]:
+        return [*(flight.sample for flight in self._flights.values()), *self._waiting.values()]
+
+    # -- cutting off --------------------------------------------------------------------------------
+
+    def _cut(self, keys: Iterable[Key] | None) -> None:
+        """Cut requests off and wait until they have come back; None is all."""
+        flights = [self._flights[key] for key in (list(self._flights) if keys is None else keys)]
+        end = time.monotonic() + ABORT_S
+        while open_flights := [flight for flight in flights if self._is_open(flight)]:
+            if time.monotonic() > end:
+                raise DeadlineError("/abort_request", ABORT_S)
+            self._ask_to_cut(open_flights, is_all=keys is None)
+            self._await(open_flights)
+
+    def _ask_to_cut(self, flights: list[Flight], *, is_all: bool) -> None:
+        for flight in flights:
+            flight.is_unwanted = True
+        bodies: list[dict[str, Any]] = (
+            [{"abort_all": True}] if is_all else [{"rid": flight.rid} for flight in flights]
+        )
+        asked = [self._client.start("/abort_request", body, deadline_s=ABORT_S) for body in bodies]
+        for each in asked:
+            each.result()
+
+    def _await(self, flights: list[Flight]) -> None:
+        until = time.monotonic() + ASK_AGAIN_S
+        while any(map(self._is_open, flights)) and time.monotonic() < until:
+            try:
+                flight, what = self._arrived.get(timeout=ASK_AGAIN_S)
+            except Empty:
+                return
+            if self._flights.get(flight.sample.request.key) is flight:
+                self._heard(flight, what)
+
+    def _is_open(self, flight: Flight) -> bool:
+        return self._flights.get(flight.sample.request.key) is flight
