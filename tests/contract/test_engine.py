@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from sglang_bench import SglangBench
+from sglang_site import interpreter
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -25,6 +27,7 @@ from transformers import (
 from relax_actor.engines.base import Prefix, Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
 from relax_actor.engines.scripted import ScriptedEngine
+from relax_actor.engines.sglang.weights import SglangUpdateError
 from relax_actor.engines.transformers_engine import TransformersEngine
 from relax_actor.engines.vision_engine import VisionEngine
 from relax_actor.protocol import FinishReason
@@ -46,7 +49,7 @@ TINY = {
     "eos_token_id": STOPS[0],
 }
 CONFIGS = {
-    "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"]),
     "llama": LlamaConfig(**TINY, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**TINY, tie_word_embeddings=True),
     "vision": Qwen3VLConfig(
@@ -180,6 +183,13 @@ def models(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def sglang_bench(tmp_path_factory):
+    bench = SglangBench(interpreter(), tmp_path_factory.mktemp("sglang"))
+    yield bench
+    bench.close()
+
+
 @pytest.fixture
 def build(models, request):
     """Make an engine of one of `KINDS`; `alone` is deterministic."""
@@ -188,8 +198,12 @@ def build(models, request):
     def make(kind="qwen3", *, slots=16, seed=SEED, installed=True, **changes):
         name = KINDS[kind].model
         if kind.startswith("sglang"):
-            engine = request.getfixturevalue("sglang_bench")(
-                models[name][0].folder, slots=slots, stream=KINDS[kind].heard
+            engine = request.getfixturevalue("sglang_bench").engine(
+                models[name][0].folder,
+                vocabulary=VOCABULARY,
+                context=CONTEXT,
+                slots=slots,
+                stream=KINDS[kind].heard,
             )
         elif kind == "scripted":
             shapes = {n: tuple(w.shape) for n, w in models[name][0].weights()}
@@ -363,6 +377,7 @@ def assert_samples_nothing(engine):
             refused()
 
 
+@only(mends=True)
 def test_an_install_that_breaks_off_leaves_torn_weights_from_which_nothing_is_sampled(engine, policies):
     engine.submit([request(max_new=3)])
     with pytest.raises(ConnectionError):
@@ -380,11 +395,13 @@ def test_an_install_may_break_off_again_and_requests_in_flight_wait(engine, poli
         assert engine.in_flight == 1
 
 
-@only(mends=False)
-def test_an_engine_whose_weights_are_torn_is_over(engine, policies):
+@only(mends=False, heard=False)  # of the two that share a server, one: it does not survive this
+def test_an_engine_whose_weights_are_torn_samples_nothing_and_is_over(engine, policies, long):
     """Another one takes its place, and its requests."""
-    with pytest.raises(ConnectionError):
+    engine.submit([request(max_new=long)])
+    with pytest.raises(SglangUpdateError, match="the source is lost"):
         engine.install(1, half_of(policies[1].weights()))
+    assert_samples_nothing(engine)
     with pytest.raises(EngineNotReadyError):
         engine.install(2, policies[1].weights())
 
