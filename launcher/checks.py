@@ -15,12 +15,14 @@ import msgspec
 
 from launcher.estimate import Estimate
 from launcher.fields import SECTIONS
-from launcher.modelfolder import TOKENIZER_FILES, model_shape, takes_images
+from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
+from launcher.sglang_checks import sglang_problems
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
-from relax_actor.errors import ConfigError, DatasetError
+from relax_actor.errors import ConfigError, DatasetError, UnsupportedRoutingError
+from relax_actor.rl.routing import layout_of
 from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 Where = Callable[[str], str]
@@ -52,7 +54,12 @@ def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where
         estimate: what the run needs.
         where: what errors call an option.
     """
-    problems = [_shared_memory(config, estimate, where), _socket_folder(), _writable(folder, where)]
+    problems = [
+        _shared_memory(config, estimate, where),
+        _socket_folder(),
+        _writable(folder, where),
+        *sglang_problems(config, where),
+    ]
     return [problem for problem in problems if problem]
 
 
@@ -107,12 +114,47 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     if config.train.warmup_steps > config.run.steps:
         fact = f"is {config.train.warmup_steps}, more than run.steps, which is {config.run.steps}"
         yield ConfigError(where("train.warmup_steps"), fact)
+    yield from _engine(config, where)
     if config.eval.every and not config.eval.path:
         yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
 
 
+def _engine(config: Config, where: Where) -> Iterator[ConfigError]:
+    if config.rollout.engine != "sglang":
+        for option in ("tensor_parallel", "spares"):
+            value = getattr(config.rollout, option)
+            if value != SECTIONS["rollout"][option].default:
+                fact = f"is {value}, but rollout.engine is {config.rollout.engine}"
+                yield ConfigError(where(f"rollout.{option}"), fact, "only the engine `sglang` has it")
+        return
+    if config.data.media_key:
+        fact = "is set, but the engine `sglang` takes text only"
+        yield ConfigError(where("data.media_key"), fact, "use `transformers`")
+    if config.train.use_r3 and config.rollout.chunk_tokens:
+        fact = "is above 0, but SGLang tells the experts of a sample (train.use_r3) at its end only"
+        yield ConfigError(where("rollout.chunk_tokens"), fact, "use 0, or `transformers`")
+
+
+def _routing(config: Config, where: Where) -> Iterator[ConfigError]:
+    """Ask whether model and engine have routed experts, if they are to be replayed."""
+    if not config.train.use_r3:
+        return
+    option, off = where("train.use_r3"), "leave it out, or train one of the known models with experts"
+    if config.rollout.engine == "scripted":
+        yield ConfigError(option, "needs routed experts, and the engine `scripted` records none", off)
+    try:
+        layout_of(model_config(Path(config.model.path)))
+        if takes_images(Path(config.model.path)):
+            yield ConfigError(option, "is not there for models that read images", off)
+    except UnsupportedRoutingError as error:
+        yield ConfigError(option, f"cannot be: {error.what} {error.fact}", off)
+    except ValueError:
+        return  # no whole model: `_model` says so
+
+
 def _files(config: Config, where: Where) -> Iterator[ConfigError]:
     yield from _model(config, where)
+    yield from _routing(config, where)
     yield from _texts(config, where)
     yield from _rows(config, config.data.path, "data.path", where)
     if config.eval.path:

@@ -61,6 +61,8 @@ def wanted(kind: Any) -> str:
         return "one of " + ", ".join(f"`{choice}`" for choice in get_args(kind))
     if origin is tuple:
         return _wanted_tuple(get_args(kind))
+    if origin is dict:
+        return "a table of texts"
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return words.get(kind, str(kind))
 
@@ -75,7 +77,8 @@ def parse(text: str, kind: Any) -> Any:
     """Turn the text of an override into a field's type.
 
     Args:
-        text: what stands behind the equals sign; a tuple is a JSON list or separated by commas.
+        text: what stands behind the equals sign; a tuple is a JSON list or separated by commas, a table a
+            JSON object.
         kind: the field's annotation.
 
     Raises:
@@ -86,6 +89,8 @@ def parse(text: str, kind: Any) -> Any:
         return msgspec.convert(items, kind, strict=all(not isinstance(item, str) for item in items))
     if kind is str:
         return text
+    if get_origin(kind) is dict:
+        return msgspec.convert(json.loads(text), kind)
     return msgspec.convert(text.strip(), kind, strict=False)
 
 

@@ -40,6 +40,8 @@ def summary_lines(state: RunState) -> list[str]:
         lines.append(f"reward     {_float(step.get('reward_mean'))}   {sparkline(rewards)}")
         lines.append(_speed(step))
         lines.append(f"staleness  {histogram(step.get('staleness'))}")
+    if "mismatch_abs" in step:
+        lines.append(f"log-probs  {_mismatch(step)}")
     lines += [f"eval       {_eval(event)}" for event in state.evals.values()]
     if state.ledger:
         lines.append(f"samples    {_ledger(state.ledger)}")
@@ -62,6 +64,11 @@ def _speed(step: Event) -> str:
     speed = f"{number(step.get('tokens_per_s')):,.0f} tokens/s"
     times = f"train {number(step.get('train_s')):.2f} s, wait {number(step.get('wait_s')):.2f} s"
     return f"speed      {speed}   {times}   loss {_float(step.get('loss'))}"
+
+
+def _mismatch(event: Event) -> str:
+    values = [_float(event.get(name)) for name in ("mismatch_abs", "mismatch_k3", "max_ratio")]
+    return "trainer and rollout differ by {} (mean), KL {}, ratio up to {}".format(*values)
 
 
 def _eval(event: Event) -> str:
@@ -140,5 +147,6 @@ _LINES: dict[str, Callable[[Event], str]] = {
     ),
     "checkpoint_loaded": lambda event: f"checkpoint of step {event.get('step')} loaded: {event.get('path')}",
     "checkpoint_saved": lambda event: f"checkpoint of step {event.get('step')} saved: {event.get('path')}",
+    "logprob_mismatch": lambda event: f"step {event.get('step')}: log-probs of {_mismatch(event)}",
     "trainer_waits": lambda event: f"the trainer waits: {event.get('reason')}",
 }

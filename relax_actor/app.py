@@ -14,7 +14,7 @@ import msgspec
 
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
-from relax_actor.devices import CPU, host_gpus, rollout_device, trainer_device
+from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device, trainer_device
 from relax_actor.roles import verdict
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
@@ -35,6 +35,9 @@ TORCH_MODULES = (
 """What the zygote of the roles that use torch imports before it forks; nothing here touches a device."""
 
 POLL_S = 0.1
+
+SERVER_START_S = 960.0
+"""How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,9 @@ def tree(
                     "rollout", "Rollout", stop_token_ids=stops, replicas=config.rollout.replicas, indexed=True
                 ),
                 devices=_rollout_gpus(config, gpus),
+                spares=config.rollout.spares,
+                claims_devices=config.rollout.spares > 0,
+                start_timeout_s=SERVER_START_S if config.rollout.engine == "sglang" else 120.0,
             ),
         ),
     )
@@ -174,10 +180,20 @@ def _rollout_gpus(config: Config, gpus: int) -> tuple[str, ...]:
     """Return the GPUs that any replica may have."""
     if config.rollout.engine == "scripted":
         return ()
+    if config.rollout.engine == "sglang":
+        return _server_gpus(config, gpus)
     devices = (
         rollout_device(config.rollout.device, replica, gpus) for replica in range(config.rollout.replicas)
     )
     return tuple(dict.fromkeys(gpu for device in devices for gpu in _on_gpu(device)))
+
+
+def _server_gpus(config: Config, gpus: int) -> tuple[str, ...]:
+    """Return the GPUs that replicas and their spares may have."""
+    rollout = config.rollout
+    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    used = groups[: rollout.replicas] if not rollout.spares else groups
+    return tuple(gpu for group in used for device in group for gpu in _on_gpu(device))
 
 
 def _on_gpu(device: str) -> tuple[str, ...]:
@@ -210,10 +226,15 @@ def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
     """Return what each zygote imports: the torch one also the model's own code, where transformers has it."""
     model_type = json.loads((Path(config.model.path) / "config.json").read_text()).get("model_type", "")
     code = f"transformers.models.{model_type}.modeling_{model_type}"
+    server = ("relax_actor.roles.sglang_engine",) if config.rollout.engine == "sglang" else ()
     known = find_spec(f"transformers.models.{model_type}") is not None if model_type else False
     return {
         "default": ("relax_actor.roles.queue",),
-        "torch": (*TORCH_MODULES, *((code,) if known else ())),
+        "torch": (
+            *TORCH_MODULES,
+            *server,
+            *((code,) if known else ()),
+        ),
     }
 
 

@@ -62,7 +62,7 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Who samples, and how."""
 
-    engine: Literal["transformers", "scripted"] = "transformers"
+    engine: Literal["transformers", "sglang", "scripted"] = "transformers"
     replicas: int = 1
     samples_per_prompt: int = 8
     max_new_tokens: int = 256
@@ -85,6 +85,28 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
+    tensor_parallel: int = 1
+    """Engine `sglang` only, as all that follow: GPUs of one replica."""
+    update_mode: Literal["auto", "in_place", "abort"] = "auto"
+    """What becomes of samples in flight when a policy version is installed: they stay in the server and go on
+    (`in_place`), or are cut off and sent again (`abort`); `auto` is `in_place` where the server can say which
+    version sampled which token."""
+    mem_fraction: float = 0.0
+    """Share of a GPU's memory for weights and cache; 0 is SGLang's own choice."""
+    spares: int = 0
+    """Servers that wait, without weights, to take over where a replica dies; each needs GPUs of its own."""
+    health_s: float = 15.0
+    """How long no token may come before one is asked for; and how long that may take."""
+    verify: bool = True
+    """On GPUs: compare a digest of each installed version with the other replicas'."""
+    sglang_bucket_bytes: int = 1_073_741_824
+    """How much of a version is handed to the server at once; two such buckets lie on the GPU."""
+    sglang_python: str = ""
+    """The interpreter that SGLang is installed for; empty is our own."""
+    sglang_args: tuple[str, ...] = ()
+    """Words for the end of the server's command line, where they win."""
+    sglang_env: dict[str, str] = {}
+    """Added to the server's environment."""
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +164,15 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Steps between checkpoints; 0 writes one at the end only."""
     keep_checkpoints: int = 2
     lease_s: float = 600.0
+    use_r3: bool = False
+    """Routing replay: rollouts record which experts each token goes through, and training takes the same."""
+    r3_replay_mode: Literal["async", "sync", "check"] = "async"
+    """`async`: recorded experts go to the GPU beside other work; `sync`: just before they are used; `check`:
+    they are also compared with the trainer's own choice."""
+    r3_tolerance_frac: float = 0.1
+    """`check` only: share of a pass' tokens and layers that may be routed elsewhere before it is an error."""
+    mismatch_alarm: float = 0.1
+    """Mean difference of trainer's and rollout's log-probs, in nats, that an event tells of; 0 is never."""
 
 
 class QueueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ the others in turn, or the first one too where it is the only one.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CPU = "cpu"
@@ -42,3 +42,34 @@ def rollout_device(setting: str, replica: int, gpus: int) -> str:
     if not gpus:
         return CPU if setting == AUTO else "cuda:0"
     return f"cuda:{1 + replica % (gpus - 1)}" if gpus > 1 else "cuda:0"
+
+
+def replica_groups(setting: str, gpus: int, size: int) -> list[tuple[str, ...]]:
+    """Return torch's names of the devices of every replica that there is room for; at least one.
+
+    Args:
+        setting: as of `trainer_device`; `cuda:N` is the first GPU of all replicas.
+        gpus: how many the host has.
+        size: GPUs of one replica.
+    """
+    if setting == CPU or (setting == AUTO and not gpus):
+        return [(CPU,)]
+    first = int(setting.partition(":")[2] or 0)
+    if setting in {AUTO, "cuda"}:
+        first = 1 if gpus > size else 0  # the trainer has the first one
+    starts = range(first, max(gpus - size, first) + 1, size)
+    if setting not in {AUTO, "cuda"}:
+        starts = range(first, first + 1)
+    return [tuple(f"cuda:{start + place}" for place in range(size)) for start in starts]
+
+
+def visible_names(devices: Sequence[str], env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return what CUDA_VISIBLE_DEVICES of another process has to name for it to have these devices.
+
+    Args:
+        devices: torch's names in this process.
+        env: of this process.
+    """
+    own = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    indices = [int(device.partition(":")[2] or 0) for device in devices if device != CPU]
+    return tuple(own[index] if index < len(own) else str(index) for index in indices)

@@ -175,3 +175,67 @@ class PartialRolloutFormatError(RelaxError):
     def __init__(self, sample: tuple[int, int], field: str, fact: str) -> None:
         self.sample, self.field, self.fact = sample, field, fact
         super().__init__(f"the answer for sample {sample[1]} of group {sample[0]}: `{field}` {fact}")
+
+
+class UnsupportedRoutingError(RelaxError):
+    """Routed experts are wanted of something that has none, or that is not known to give them right.
+
+    Args:
+        what: a model folder, an engine, a model type.
+        fact: why not.
+    """
+
+    def __init__(self, what: str, fact: str) -> None:
+        self.what, self.fact = what, fact
+        super().__init__(
+            f"{what} {fact}\n\nhint: without `train.use_r3` every model and engine can be trained"
+        )
+
+
+class RoutedExpertsError(RelaxError, ValueError):
+    """The routed experts of a sample are not those of its tokens.
+
+    Args:
+        sample: group and sample index.
+        fact: what is wrong with them.
+    """
+
+    def __init__(self, sample: tuple[int, int], fact: str) -> None:
+        self.sample, self.fact = sample, fact
+        super().__init__(f"the routed experts of sample {sample[1]} of group {sample[0]} {fact}")
+
+
+class RoutingMismatchError(RelaxError):
+    """The trainer's routers choose other experts than the rollout's did, too often.
+
+    Args:
+        sample: group and sample index of the first difference.
+        token: its position, prompt included.
+        layer: its layer, dense ones counted.
+        recorded: the experts of the rollout.
+        own: the experts of the trainer.
+        differing_frac: share of tokens and layers that differ.
+        tolerance_frac: how many may.
+    """
+
+    def __init__(
+        self,
+        sample: tuple[int, int],
+        *,
+        token: int,
+        layer: int,
+        recorded: Sequence[int],
+        own: Sequence[int],
+        differing_frac: float,
+        tolerance_frac: float,
+    ) -> None:
+        self.sample, self.token, self.layer = sample, token, layer
+        self.recorded, self.own = tuple(recorded), tuple(own)
+        self.differing_frac, self.tolerance_frac = differing_frac, tolerance_frac
+        super().__init__(
+            f"the trainer routes {differing_frac:.2%} of all tokens and layers to other experts than the "
+            f"rollout (tolerated: {tolerance_frac:.2%}); the first is token {token}, layer {layer} of "
+            f"sample {sample[1]} of group {sample[0]}: {list(recorded)} recorded, {list(own)} now\n\n"
+            "hint: a few per cent are rounding in bfloat16 and a newer policy version; much more is another "
+            "model, another order of layers or experts, or an engine that records something else"
+        )

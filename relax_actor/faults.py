@@ -11,8 +11,8 @@ store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LO
 checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
 down yet), queue_committed (nobody is told yet), queue_answered, spilling (a file is unfinished) and spilled
 (its rows are in memory too); in the prompts actor prompts_written; in a rollout with SGLang sglang_pause,
-sglang_begin, _load, _end, _flush, _version, _checksum and _continue (before each step of an update) and
-sglang_bucket (one is on its way).
+sglang_drain, _begin, _load, _end, _flush, _version, _checksum and _continue (before each step of an update)
+and sglang_bucket (one is on its way).
 """
 
 import os

@@ -24,6 +24,9 @@ PolicyVersion = NewType("PolicyVersion", int)
 
 LeaseId = NewType("LeaseId", int)
 
+SPARE = "SPARE"
+"""What a process is called that waits for a name: no id is in capitals, so nobody else is."""
+
 
 class Holder(msgspec.Struct, frozen=True, order=True):
     """One incarnation of one actor: who holds a lease, owns a segment or sent a message."""

@@ -78,6 +78,7 @@ class SampleChunk(msgspec.Struct, frozen=True, kw_only=True):
     versions: TensorRef  # int32, as in `SampleReady`
     oldest_version: PolicyVersion
     newest_version: PolicyVersion
+    routed_experts: TensorRef | None = None  # as in `SampleReady`
 
     @property
     def length(self) -> int:
@@ -115,6 +116,8 @@ class SampleReady(msgspec.Struct, frozen=True, kw_only=True):
     newest_version: PolicyVersion
     finish_reason: FinishReason
     continued_tokens: int = 0  # how many of the first tokens earlier leases have sampled
+    routed_experts: TensorRef | None = None
+    """uint8 or uint16 [prompt + response tokens - 1, MoE layers, top_k], see `relax_actor.rl.routing`."""
 
 
 class RewardTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +156,7 @@ class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     finish_reason: FinishReason
     media: dict[str, TensorRef] = {}  # the prompt's
+    routed_experts: TensorRef | None = None  # as in `SampleReady`
 
 
 class BatchSampling(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 import msgspec
 
 from relax_actor.actor.gang import Gang, abort_collectives
-from relax_actor.ids import Holder
+from relax_actor.ids import SPARE, Holder
 from relax_actor.telemetry import EventLog
 
 if TYPE_CHECKING:
@@ -137,6 +137,11 @@ class Context:
     def replica(self) -> int:
         """Which replica of its role this is, from 0."""
         return int(self.name.rpartition("/")[2]) if "/" in self.name else 0
+
+    @property
+    def is_spare(self) -> bool:
+        """Whether this process waits for the name of one that dies; see `Actor.on_promoted`."""
+        return SPARE in self.name.split("/")
 
     def ref(self, name: str, actor: type[A]) -> "Ref[A]":
         """Return a ref to another actor; it is logical and follows restarts."""

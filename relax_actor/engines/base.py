@@ -76,10 +76,8 @@ class Lockstep:
 
     can_read_back = True
 
-    @property
-    def nap_s(self) -> float | None:
-        """Nothing happens but in `step`."""
-        return 0.0
+    nap_s = 0.0
+    idle_s: float | None = None
 
     def check(self) -> None:
         """Nothing runs elsewhere."""
@@ -177,8 +175,13 @@ class Engine(Protocol):
         ...
 
     @property
-    def nap_s(self) -> float | None:
-        """How long nobody need call `step` or `check`, unless woken; None: until there is a request."""
+    def nap_s(self) -> float:
+        """How long nobody need call `step`, unless woken, while requests are in flight."""
+        ...
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long nobody need call `check` while none are; None: until there is one."""
         ...
 
     def check(self) -> None:

@@ -7,6 +7,8 @@ several samples share are prefilled once in either.
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,6 +44,13 @@ class Batching(Protocol):
         """Forget samples."""
         ...
 
+    def routes(self, sample: RunningSample) -> npt.NDArray[np.int32] | None:
+        """Return the experts of a sample's tokens but the last, [length - 1, layers, top_k].
+
+        None where they are not recorded, or the sample has not been admitted.
+        """
+        ...
+
     def weights_changed(self) -> None:
         """Forget what later prompts would share; running samples keep their keys and values."""
         ...
@@ -57,7 +66,7 @@ class TogetherBatching:
     def __init__(self, decoder: Decoder, slots: int) -> None:
         self.samples: list[RunningSample] = []
         self._decoder = decoder
-        self._cache = SlotCache(layers=decoder.layers, rows=slots + 1)
+        self._cache = decoder.new_cache(rows=slots + 1)
         self._prefix_row = slots
         self._prefix: Prompt = ()
 
@@ -79,6 +88,11 @@ class TogetherBatching:
         for hole, mover in zip(holes, movers, strict=True):
             self.samples[hole] = self.samples[mover]
         del self.samples[staying:]
+
+    def routes(self, sample: RunningSample) -> npt.NDArray[np.int32] | None:
+        """Read a sample's row."""
+        row = next((row for row, each in enumerate(self.samples) if each is sample), None)
+        return None if row is None else _routes(self._cache, row, sample)
 
     def weights_changed(self) -> None:
         """Forget the shared prefix."""
@@ -164,6 +178,11 @@ class AloneBatching:
         for sample in leaving:
             del self._running[id(sample)]
 
+    def routes(self, sample: RunningSample) -> npt.NDArray[np.int32] | None:
+        """Read a sample's own cache."""
+        running = self._running.get(id(sample))
+        return None if running is None else _routes(running[1], 0, sample)
+
     def weights_changed(self) -> None:
         """Nothing is kept for later prompts."""
 
@@ -171,11 +190,11 @@ class AloneBatching:
         self, prompt: Prompt, samples: Sequence[RunningSample]
     ) -> Iterator[tuple[list[RunningSample], Tensor]]:
         """Compute a prompt once and give each of its samples a copy."""
-        source = SlotCache(layers=self._decoder.layers, rows=1, capacity_tokens=len(prompt))
+        source = self._decoder.new_cache(rows=1, capacity_tokens=len(prompt))
         logits = _prefilled(self._decoder, source, 0, 0, [prompt])
         for sample in samples:
             capacity = len(prompt) + sample.budget_tokens
-            cache = SlotCache(layers=self._decoder.layers, rows=1, capacity_tokens=capacity)
+            cache = self._decoder.new_cache(rows=1, capacity_tokens=capacity)
             cache.copy(source, [0], [0], len(prompt))
             self._running[id(sample)] = (sample, cache)
             yield [sample], self._replayed(cache, sample, logits)
@@ -185,6 +204,10 @@ class AloneBatching:
         for position, token in enumerate(sample.tokens, start=len(sample.request.prompt)):
             logits = _prefilled(self._decoder, cache, 0, position, [(token,)])
         return logits
+
+
+def _routes(cache: SlotCache, row: int, sample: RunningSample) -> npt.NDArray[np.int32] | None:
+    return None if cache.routes is None else cache.routes.read(row, sample.length - 1)
 
 
 def _prefilled(

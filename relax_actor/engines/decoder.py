@@ -15,7 +15,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from relax_actor.engines.kv_cache import SlotCache, Window
+from relax_actor.engines.kv_cache import ALIGN_TOKENS, SlotCache, Window
+from relax_actor.engines.route_cache import RouteRecorder, RouteSlots
+from relax_actor.moe import file_names, routers
+from relax_actor.rl.routing import layout_of
 
 
 class Decoder:
@@ -27,9 +30,11 @@ class Decoder:
         device: where it computes.
         dummy_weights: start from uninitialised weights, all of which the first `load` has to bring,
             instead of reading those of the folder.
+        record_routes: keep the experts that tokens go through in the caches.
 
     Raises:
         ValueError: the context exceeds what sliding-window layers can see.
+        UnsupportedRoutingError: experts are to be recorded of a model without, or of an unknown kind.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Decoder:
         dtype: str,
         device: str,
         dummy_weights: bool,
+        record_routes: bool = False,
     ) -> None:
         config = AutoConfig.from_pretrained(model_folder)
         auto = AutoModelForCausalLM
@@ -57,6 +63,13 @@ class Decoder:
         self.vocabulary: int = text.vocab_size
         self.context_tokens: int = context_tokens or text.max_position_embeddings
         _check_attention(text, self.context_tokens)
+        self._layout = layout_of(text.to_dict()) if record_routes else None
+        self._recorder = RouteRecorder(routers(self._model, str(model_folder)) if record_routes else ())
+
+    def new_cache(self, *, rows: int, capacity_tokens: int = ALIGN_TOKENS) -> SlotCache:
+        """Make a cache for so many sequences, with their experts if they are recorded."""
+        routes = self._route_slots if self._layout else None
+        return SlotCache(layers=self.layers, rows=rows, capacity_tokens=capacity_tokens, routes=routes)
 
     def forward(self, cache: SlotCache, window: Window, tokens: Tensor, last: Tensor) -> Tensor:
         """Write tokens into the window and return the logits that follow each row's last one.
@@ -71,7 +84,7 @@ class Decoder:
             [n, vocabulary], in the model's dtype.
         """
         length = cache.open(window)
-        self._last = last
+        self._last, self._recorder.slots = last, cache.routes
         logits: Tensor = self._model(
             input_ids=tokens,
             position_ids=window.positions,
@@ -94,6 +107,11 @@ class Decoder:
         """Show weights by name; raises `KeyError` for one the model does not have."""
         return self._loader.read(names)
 
+    def _route_slots(self, rows: int, capacity_tokens: int) -> RouteSlots:
+        if self._layout is None:
+            raise RuntimeError("experts are not recorded")
+        return RouteSlots(self._layout, rows=rows, capacity_tokens=capacity_tokens, device=self.device)
+
     def _select_last(self, _: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         """Spare the output layer, the widest of all, every position but each row's last."""
         (hidden,) = args  # [n, q, hidden]
@@ -110,8 +128,9 @@ class WeightLoader:
     """
 
     def __init__(self, model: Any, *, dummy_weights: bool) -> None:
-        self._weights: dict[str, Tensor] = model.state_dict()  # tied tensors under all their names
-        parameters = model.named_parameters() if dummy_weights else ()
+        kind = model.config.get_text_config().model_type
+        self._weights = dict(file_names(kind, model.state_dict().items()))  # tied ones under all their names
+        parameters = file_names(kind, model.named_parameters()) if dummy_weights else ()
         self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -6,7 +6,7 @@ capacity doubles when it must. Hugging Face models write through `SlotCache.hf_c
 architecture, as long as all their layers attend to the whole past.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-_ALIGN_TOKENS = 64  # rows then start at multiples of a cache line, whatever the head size
+from relax_actor.engines.route_cache import RouteSlots
+
+ALIGN_TOKENS = 64  # rows then start at multiples of a cache line, whatever the head size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +44,21 @@ class SlotCache:
         layers: how many layers the model has.
         rows: how many sequences fit.
         capacity_tokens: how long they may be before memory grows; rounded up.
+        routes: makes room for the experts of as many rows and positions; None keeps none.
     """
 
-    def __init__(self, *, layers: int, rows: int, capacity_tokens: int = _ALIGN_TOKENS) -> None:
-        self.layers = [_SlotLayer(rows, _aligned(capacity_tokens)) for _ in range(layers)]
+    def __init__(
+        self,
+        *,
+        layers: int,
+        rows: int,
+        capacity_tokens: int = ALIGN_TOKENS,
+        routes: Callable[[int, int], RouteSlots] | None = None,
+    ) -> None:
+        capacity = _aligned(capacity_tokens)
+        self.layers = [_SlotLayer(rows, capacity) for _ in range(layers)]
         self.hf_cache = Cache(layers=[*self.layers])
+        self.routes = None if routes is None else routes(rows, capacity)
 
     @property
     def capacity_tokens(self) -> int:
@@ -59,6 +71,8 @@ class SlotCache:
         self._reserve(length)
         for layer in self.layers:
             layer.window, layer.length = window, length
+        if self.routes is not None:
+            self.routes.open(window.rows, window.positions)
         return length
 
     def copy(self, source: "SlotCache", source_rows: Sequence[int], rows: Sequence[int], length: int) -> None:
@@ -66,14 +80,19 @@ class SlotCache:
         if not rows or not length:
             return
         self._reserve(length)
+        origin, here = torch.tensor(source_rows), torch.tensor(rows)
         for own, other in zip(self.layers, source.layers, strict=True):
-            own.copy(other, torch.tensor(source_rows), torch.tensor(rows), length)
+            own.copy(other, origin, here, length)
+        if self.routes is not None and source.routes is not None:
+            self.routes.copy(source.routes, origin, here, length)
 
     def _reserve(self, length: int) -> None:
         if length > self.capacity_tokens:
             capacity = _aligned(max(length, 2 * self.capacity_tokens))
             for layer in self.layers:  # one at a time, so that only one layer exists twice at once
                 layer.grow(capacity)
+            if self.routes is not None:
+                self.routes.grow(capacity)
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transformers types only half
@@ -146,4 +165,4 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transforme
 
 def _aligned(tokens: int) -> int:
     """Round up to whole alignments."""
-    return -(-tokens // _ALIGN_TOKENS) * _ALIGN_TOKENS
+    return -(-tokens // ALIGN_TOKENS) * ALIGN_TOKENS

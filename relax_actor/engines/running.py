@@ -4,11 +4,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import RequestError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
+from relax_actor.rl.routing import check_length, splice
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -27,6 +29,7 @@ class RunningSample:
 
         Raises:
             RequestError: nothing may follow the prefix, or it is not one log-prob and version a token.
+            RoutedExpertsError: the prefix has routes, and they are not those of as many tokens.
         """
         prefix = request.prefix
         sample = cls(
@@ -39,6 +42,9 @@ class RunningSample:
         if not len(prefix.tokens) == len(prefix.logprobs) == len(prefix.versions):
             lengths = f"{len(prefix.tokens)} tokens, {len(prefix.logprobs)} log-probs"
             raise RequestError(request.key, f"has a prefix of {lengths}, {len(prefix.versions)} versions")
+        routes = prefix.routed_experts
+        if routes is not None:
+            check_length(routes, len(request.prompt), len(prefix.tokens), request.key)
         if sample.finish_reason is not None:
             raise RequestError(request.key, f"its prefix has come to its end: {sample.finish_reason}")
         return sample
@@ -66,14 +72,22 @@ class RunningSample:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
-    def completion(self, reason: FinishReason) -> Completion:
-        """Return what is handed to the rollout."""
+    def completion(self, reason: FinishReason, routes: npt.NDArray[np.int32] | None = None) -> Completion:
+        """Return what is handed to the rollout.
+
+        Args:
+            reason: why it has no further tokens.
+            routes: the experts of all its tokens but the last, as this engine computed them; those of the
+                prefix stay as they were. None where the engine records none, or has not begun.
+        """
+        kept = self.request.prefix.routed_experts
         return Completion(
             request=self.request,
             tokens=np.array(self.tokens, dtype=np.int32),
             logprobs=np.array(self.logprobs, dtype=np.float32),
             versions=np.array(self.versions, dtype=np.int32),
             finish_reason=reason,
+            routed_experts=kept if routes is None else splice(kept, routes, self.request.key),
         )
 
 

@@ -60,8 +60,6 @@ class ScriptedEngine(Lockstep):
         clock: what `token_s` is measured on.
     """
 
-    can_read_back = True
-
     def __init__(
         self,
         *,
@@ -78,6 +76,7 @@ class ScriptedEngine(Lockstep):
     ) -> None:
         self._seed, self._slots, self._stop = seed, slots, stop_token_id
         self._vocab = tuple(token for token in vocab if token != stop_token_id)
+        self.nap_s = 0.001 if token_s else 0.0
         self._token_s, self._clock = token_s, clock or SystemClock()
         self._script, self._faults = script, faults or EngineFaults()
         self._context = context or _ENDLESS_TOKENS
@@ -104,11 +103,6 @@ class ScriptedEngine(Lockstep):
     def in_flight(self) -> int:
         """How many requests have been submitted and not returned."""
         return len(self._running)
-
-    @property
-    def nap_s(self) -> float | None:
-        """A step that takes time is looked for now and then."""
-        return 0.001 if self._token_s else 0.0
 
     def install(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         """Copy all weights, and keep their digest.

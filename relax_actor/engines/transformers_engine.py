@@ -44,8 +44,6 @@ class BatchingEngine(Lockstep):
         slots: how many samples are decoded at once.
     """
 
-    can_read_back = True
-
     def __init__(self, decoder: Network, batching: Batching, *, seed: int, slots: int) -> None:
         self._decoder, self._batching = decoder, batching
         self._seed, self._slots = seed, slots
@@ -142,7 +140,7 @@ class BatchingEngine(Lockstep):
         """Return the tokens so far of requests that go on. Keys that are not in flight are passed over."""
         wanted = set(keys)
         samples = [sample for sample in self._samples() if sample.request.key in wanted]
-        return [sample.completion(FinishReason.ABORT) for sample in samples]
+        return [self._completion(sample, FinishReason.ABORT) for sample in samples]
 
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
         """Stop these requests; return their tokens so far. Keys that are not in flight are passed over."""
@@ -150,8 +148,9 @@ class BatchingEngine(Lockstep):
         waiting = [sample for sample in self._waiting if sample.request.key in wanted]
         running = [sample for sample in self._batching.samples if sample.request.key in wanted]
         self._waiting = [sample for sample in self._waiting if sample.request.key not in wanted]
+        aborted = [self._completion(sample, FinishReason.ABORT) for sample in waiting + running]
         self._remove(running)
-        return [sample.completion(FinishReason.ABORT) for sample in waiting + running]
+        return aborted
 
     def _samples(self) -> list[RunningSample]:
         return [*self._batching.samples, *self._waiting]
@@ -172,8 +171,12 @@ class BatchingEngine(Lockstep):
 
     def _finished(self) -> list[Completion]:
         ended = [(sample, reason) for sample in self._batching.samples if (reason := sample.finish_reason)]
+        finished = [self._completion(sample, reason) for sample, reason in ended]
         self._remove([sample for sample, _ in ended])
-        return [sample.completion(reason) for sample, reason in ended]
+        return finished
+
+    def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
+        return sample.completion(reason, self._batching.routes(sample))
 
     @torch.inference_mode()
     def _remove(self, samples: Sequence[RunningSample]) -> None:
@@ -195,9 +198,11 @@ class TransformersEngine(BatchingEngine):
         threads: torch's, of the whole process.
         device: a torch device.
         dummy_weights: start without reading the folder's weights.
+        record_routes: say of each completion which experts its tokens went through.
 
     Raises:
         ValueError: the model has a kind of attention that is not supported at this context.
+        UnsupportedRoutingError: `record_routes` of a model without experts, or of an unknown kind.
     """
 
     def __init__(
@@ -212,6 +217,7 @@ class TransformersEngine(BatchingEngine):
         threads: int = 1,
         device: str = "cpu",
         dummy_weights: bool = True,
+        record_routes: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         decoder = Decoder(
@@ -220,6 +226,7 @@ class TransformersEngine(BatchingEngine):
             dtype=dtype,
             device=device,
             dummy_weights=dummy_weights,
+            record_routes=record_routes,
         )
         batching = AloneBatching(decoder) if deterministic else TogetherBatching(decoder, slots)
         super().__init__(decoder, batching, seed=seed, slots=slots)

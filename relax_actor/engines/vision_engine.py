@@ -140,5 +140,8 @@ class RecomputingBatching:
         gone = {id(sample) for sample in leaving}
         self._running = [sample for sample in self._running if id(sample) not in gone]
 
+    def routes(self, sample: RunningSample) -> None:
+        """Experts are not recorded."""
+
     def weights_changed(self) -> None:
         """Nothing is kept from step to step."""

@@ -4,22 +4,14 @@ Everything is over response tokens laid end to end, float32 [tokens], natural lo
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from relax_actor.rl.apart import Mismatch
+
 LOG_RATIO_LIMIT = 20.0
 """Beyond e^20 a ratio says only that the policies have nothing in common; float32 ends at e^88."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """How far the trainer's log-probs are from the rollout's; sums over tokens."""
-
-    abs_sum: float  # |trainer - rollout|
-    k3_sum: float  # estimate of KL(rollout || trainer), in nats
-    max_ratio: float  # largest trainer / rollout, at most e^20
 
 
 def tis_weights(trainer_logprobs: Tensor, rollout_logprobs: Tensor, *, maximum: float) -> Tensor:
@@ -89,4 +81,24 @@ def mismatch(trainer_logprobs: Tensor, rollout_logprobs: Tensor) -> Mismatch:
         abs_sum=difference.abs().sum().item(),
         k3_sum=k3(difference).sum().item(),
         max_ratio=difference.max().clamp(max=LOG_RATIO_LIMIT).exp().item(),
+        tokens=difference.numel(),
     )
+
+
+def mismatch_by_version(
+    trainer_logprobs: Tensor, rollout_logprobs: Tensor, versions: Tensor
+) -> dict[int, Mismatch]:
+    """Measure it for the tokens of each policy version alone.
+
+    Args:
+        trainer_logprobs: float32 [tokens].
+        rollout_logprobs: float32 [tokens], as sampled.
+        versions: int32 [tokens], the policy version that sampled each.
+
+    Returns:
+        By version, ascending.
+    """
+    return {
+        version: mismatch(trainer_logprobs[versions == version], rollout_logprobs[versions == version])
+        for version in sorted(set(versions.tolist()))
+    }

@@ -16,6 +16,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+Step = int | tuple[int, bytes]
+"""A token, or one with a label: two tokens share a row only where their labels are equal too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedTree:
@@ -55,13 +58,13 @@ def pack_tree(sequences: Sequence[Sequence[int]]) -> PackedTree:
     return trie.packed()
 
 
-def pack_trees(sequences: Sequence[Sequence[int]], *, max_rows: int) -> list[PackedTree]:
+def pack_trees(sequences: Sequence[Sequence[Step]], *, max_rows: int) -> list[PackedTree]:
     """Pack sequences into as few trees as a bound on their rows allows, without reordering.
 
     The mask has rows² entries, and rows of unrelated sequences cost attention for nothing.
 
     Args:
-        sequences: as for `pack_tree`; those that share a prefix should be neighbours.
+        sequences: as for `pack_tree`, or with labels; those that share a prefix should be neighbours.
         max_rows: of one tree; only a single sequence may have more.
 
     Returns:
@@ -81,7 +84,7 @@ class _Trie:
     """Nodes in order of insertion, so that a parent comes before its children."""
 
     def __init__(self) -> None:
-        self._children: dict[tuple[int, int], int] = {}
+        self._children: dict[tuple[int, Step], int] = {}
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._depths: list[int] = []
@@ -91,29 +94,29 @@ class _Trie:
     def rows(self) -> int:
         return len(self._tokens)
 
-    def match(self, sequence: Sequence[int]) -> list[int]:
+    def match(self, sequence: Sequence[Step]) -> list[int]:
         """Return the nodes of the longest prefix that is known already."""
         nodes: list[int] = []
         parent = -1
-        for token in sequence:
-            node = self._children.get((parent, token))
+        for step in sequence:
+            node = self._children.get((parent, step))
             if node is None:
                 break
             nodes.append(node)
             parent = node
         return nodes
 
-    def add(self, sequence: Sequence[int], known: list[int]) -> None:
+    def add(self, sequence: Sequence[Step], known: list[int]) -> None:
         """Add what follows the known prefix."""
         path = list(known)
         for depth in range(len(known), len(sequence)):
             path.append(self._new_node(path[-1] if path else -1, sequence[depth], depth))
         self._paths.append(path)
 
-    def _new_node(self, parent: int, token: int, depth: int) -> int:
+    def _new_node(self, parent: int, step: Step, depth: int) -> int:
         node = self.rows
-        self._children[parent, token] = node
-        self._tokens.append(token)
+        self._children[parent, step] = node
+        self._tokens.append(step if isinstance(step, int) else step[0])
         self._parents.append(parent)
         self._depths.append(depth)
         return node

@@ -1,13 +1,17 @@
 """What a rollout hands to the queue while it samples, and takes from it to go on with what another began."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from relax_actor.engines.base import NO_PREFIX, Completion, Prefix
+from relax_actor.errors import RoutedExpertsError
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import PromptLease, SampleChunk, TensorRef
+from relax_actor.rl import routing
+from relax_actor.rl.routing import RouteLayout
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 
 Key = tuple[GroupId, SampleIndex]
@@ -42,8 +46,15 @@ class Chunks:
         return (length // self._every_tokens + 1) * self._every_tokens
 
 
-def prefixes(lease: PromptLease, reader: RowReader) -> dict[SampleIndex, Prefix]:
+def prefixes(
+    lease: PromptLease, reader: RowReader, layout: RouteLayout | None = None
+) -> dict[SampleIndex, Prefix]:
     """Read what is there of a lease's samples; those without anything have an empty one.
+
+    Args:
+        lease: what is to be gone on with.
+        reader: of its rows.
+        layout: of the routed experts; None reads none.
 
     Raises:
         SegmentMissingError: a chunk was freed, so the lease has ended.
@@ -54,18 +65,25 @@ def prefixes(lease: PromptLease, reader: RowReader) -> dict[SampleIndex, Prefix]
             tokens=tuple(reader.read(chunk.tokens).tolist()),
             logprobs=tuple(reader.read(chunk.logprobs).tolist()),
             versions=tuple(reader.read(chunk.versions).tolist()),
+            routed_experts=_routes(chunk, reader, layout),
         )
     return found
 
 
-def write_rows(writer: RowWriter, completions: Sequence[Completion]) -> list[dict[str, TensorRef]]:
-    """Write tokens, log-probs and versions of finished or unfinished samples; return where they are."""
-    return writer.write(
-        [
-            {"tokens": each.tokens, "logprobs": each.logprobs, "versions": each.versions}
-            for each in completions
-        ]
-    )
+def write_rows(
+    writer: RowWriter, completions: Sequence[Completion], layout: RouteLayout | None = None
+) -> list[dict[str, TensorRef]]:
+    """Write tokens, log-probs and versions of finished or unfinished samples; return where they are.
+
+    Args:
+        writer: of this rollout.
+        completions: each of at least one token.
+        layout: of the routed experts, which are written too; None writes none.
+
+    Raises:
+        RoutedExpertsError: the engine has recorded none, or others than the model can have.
+    """
+    return writer.write([_arrays(each, layout) for each in completions])
 
 
 def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleChunk:
@@ -80,9 +98,35 @@ def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id:
         versions=row["versions"],
         oldest_version=oldest,
         newest_version=newest,
+        routed_experts=row.get("routed_experts"),
     )
 
 
 def version_span(versions: npt.NDArray[np.int32]) -> tuple[PolicyVersion, PolicyVersion]:
     """Return the oldest and the newest version of a sample's tokens, of which there is at least one."""
     return PolicyVersion(int(versions.min())), PolicyVersion(int(versions.max()))
+
+
+def _arrays(completion: Completion, layout: RouteLayout | None) -> dict[str, npt.NDArray[Any]]:
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "tokens": completion.tokens,
+        "logprobs": completion.logprobs,
+        "versions": completion.versions,
+    }
+    return arrays if layout is None else arrays | {"routed_experts": _packed(completion, layout)}
+
+
+def _packed(completion: Completion, layout: RouteLayout) -> npt.NDArray[Any]:
+    request, routes = completion.request, completion.routed_experts
+    if routes is None:
+        raise RoutedExpertsError(request.key, "were not recorded by the engine")
+    routing.check_length(routes, len(request.prompt), len(completion.tokens), request.key)
+    return routing.pack(routes, layout, request.key)
+
+
+def _routes(
+    chunk: SampleChunk, reader: RowReader, layout: RouteLayout | None
+) -> npt.NDArray[np.int32] | None:
+    if layout is None or chunk.routed_experts is None:
+        return None
+    return routing.unpack(reader.read(chunk.routed_experts), layout)

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from relax_actor.actor import Context
 from relax_actor.config import Config
-from relax_actor.devices import CPU
+from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device
 from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
+from relax_actor.rl.routing import RouteLayout, layout_of
+from relax_actor.roles.claims import claim
 
 
 def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
@@ -21,8 +24,30 @@ def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval:
     )
 
 
+def make_rollout_engine(
+    config: Config, stop_token_ids: tuple[int, ...], context: Context
+) -> tuple[Engine, str]:
+    """Make a rollout's engine where its replica belongs; return torch's name of the device, too."""
+    rollout, gpus = config.rollout, host_gpus()
+    if rollout.engine != "sglang":
+        device = rollout_device(rollout.device, context.replica, gpus)
+        return make_engine(config, stop_token_ids, device), device
+    from relax_actor.roles.sglang_engine import make_sglang_engine  # noqa: PLC0415 - only where it is used
+
+    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    fds: tuple[int, ...] = ()
+    if rollout.spares and groups != [(CPU,)]:
+        # Spares begin at the other end, so that replicas find their own.
+        taken = claim(context.run_dir / "gpus", groups, first=-1 if context.is_spare else context.replica)
+        devices, fds = taken.devices, (taken.fd,)
+    else:
+        devices = groups[context.replica % len(groups)]
+    _make_current(devices[0])
+    return make_sglang_engine(config, context, devices, keep_fds=fds), devices[0]
+
+
 def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:
-    """Make the engine that the configuration names on torch's `device`, which becomes the current one.
+    """Make an engine of this process on torch's `device`, which becomes the current one.
 
     torch is imported only where it is needed.
     """
@@ -60,7 +85,17 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = C
         deterministic=rollout.deterministic,
         threads=rollout.threads,
         device=device,
+        record_routes=config.train.use_r3,
     )
+
+
+def route_layout(config: Config) -> RouteLayout | None:
+    """Return what the routed experts of the model look like; None where nobody wants them.
+
+    Raises:
+        UnsupportedRoutingError: they are wanted of a model that has none, or of an unknown kind.
+    """
+    return layout_of(model_config(config)) if config.train.use_r3 else None
 
 
 def _make_current(device: str) -> None:

@@ -10,6 +10,8 @@ from relax_actor.transfer_queue.records import Put
 
 Rows = list[SampleReady] | list[SampleChunk]
 
+_ENDED = (Put.STALE, Put.MISFIT)
+
 
 class Putting:
     """Sends samples, and chunks of samples, and looks at the answers later.
@@ -52,4 +54,4 @@ def _is_chunks(rows: Rows) -> bool:
 
 def _refused(rows: Rows, outcomes: Sequence[Put]) -> list[SampleChunk]:
     pairs = zip(rows, outcomes, strict=True)
-    return [row for row, put in pairs if put is Put.STALE and isinstance(row, SampleChunk)]
+    return [row for row, put in pairs if put in _ENDED and isinstance(row, SampleChunk)]

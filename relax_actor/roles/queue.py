@@ -343,15 +343,14 @@ class TransferQueue(Actor):
             self.ctx.events.emit("trainer_waits", reason=self._ledger.waiting_on())
 
     def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
-        stale, duplicate = outcomes.count(Put.STALE), outcomes.count(Put.DUPLICATE)
-        if stale or duplicate:
+        refused = {put.value: outcomes.count(put) for put in Put if put is not Put.ACCEPTED}
+        if any(refused.values()):
             self.ctx.events.emit(
                 "put_refused",
                 sender=holder.name,
                 incarnation=holder.incarnation,
                 what=what,
-                stale=stale,
-                duplicate=duplicate,
+                **refused,
             )
 
     def _is_finished(self) -> bool:

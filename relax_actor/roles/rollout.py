@@ -16,13 +16,14 @@ from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.dcs.replica import LOOK_S, Replica
 from relax_actor.dcs.source import PolicySource, SharedMemorySource
 from relax_actor.dcs.turns import InstallTurns
-from relax_actor.devices import CPU, host_gpus, rollout_device
+from relax_actor.devices import CPU
 from relax_actor.engines.base import Completion, Request
+from relax_actor.engines.errors import RequestError
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
 from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
-from relax_actor.roles.engine_choice import make_engine, sampling_params
+from relax_actor.roles.engine_choice import make_rollout_engine, route_layout, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
@@ -51,11 +52,23 @@ class Rollout(LendingActor):
 
     def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
         self._config, self._stop_token_ids = config, stop_token_ids
+        self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx)
+        self._busy_since: float | None = None
+        self._is_active = False  # whether this incarnation has ever had a whole version
+        if not self.ctx.is_spare:
+            self._join()
+
+    def on_promoted(self) -> None:
+        """Begin: only now is it known whose place this is."""
+        self._engine.check()
+        self._join()
+
+    def _join(self) -> None:
+        config = self._config
         rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
-        self._device = rollout_device(config.rollout.device, self.ctx.replica, host_gpus())
-        self._engine = make_engine(config, stop_token_ids, self._device)
+        self._routes = route_layout(config)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
         self._queue = self.ctx.ref("queue", TransferQueue)
@@ -63,28 +76,29 @@ class Rollout(LendingActor):
         self._asking: Reply[Leased] | None = None
         self._putting = Putting(self._queue, self.ctx)
         self._chunks = Chunks(config.rollout.chunk_tokens)
-        self._busy_since: float | None = None
-        self._is_active = False  # whether this incarnation has ever had a whole version
 
     def step(self) -> float | None:
         """Install what is newer, take prompts, decode one token of every sample in flight."""
+        self._engine.check()
         self._refresh_weights()
         self._take_prompts()
         self._stop_unwanted(self._putting.settle())
         if not self._engine.in_flight or not self._weights.can_sample:
             self._report_busy(idle=True)
-            return LOOK_S if self._weights.is_behind else None
+            return LOOK_S if self._weights.is_behind else self._engine.idle_s
         self._busy_since = self._busy_since or time.time()
         finished = self._engine.step()
         point("first_token")
         self._put(finished)
+        self._reject(self._engine.refused())
         self._put_chunks()
         self._report_busy(idle=False)
-        return 0.0 if finished or not self._config.rollout.scripted_token_s else 0.001
+        return 0.0 if finished else min(self._engine.nap_s, LOOK_S)
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
         """Report the last stretch of work."""
         self._report_busy(idle=True)
+        self._engine.close()
 
     # -- weights --------------------------------------------------------------------------------
 
@@ -169,7 +183,7 @@ class Rollout(LendingActor):
                 media=media,
                 prefix=prefix,
             )
-            for index, prefix in prefixes(lease, self._reader).items()
+            for index, prefix in prefixes(lease, self._reader, self._routes).items()
         ]
 
     def _forget(self, lease: PromptLease) -> None:
@@ -183,7 +197,7 @@ class Rollout(LendingActor):
         finished = [done for done in completions if not point("finished")]
         if not finished:
             return
-        rows = write_rows(self._writer, finished)
+        rows = write_rows(self._writer, finished, self._routes)
         point("tensors_written")
         samples = [
             SampleReady(
@@ -197,18 +211,29 @@ class Rollout(LendingActor):
                 newest_version=version_span(done.versions)[1],
                 finish_reason=done.finish_reason,
                 continued_tokens=len(done.request.prefix.tokens),
+                routed_experts=row.get("routed_experts"),
             )
             for done, row in zip(finished, rows, strict=True)
         ]
         self._putting.send(samples)
         point("ready_sent")
 
+    def _reject(self, refused: Sequence[RequestError]) -> None:
+        """Give up the groups of samples that the engine found to be impossible."""
+        for error in refused:
+            group_id = error.key[0]
+            self._queue.tell(TransferQueue.reject, group_id, str(error))
+            keys = [key for key in self._leases if key[0] == group_id]
+            for key in keys:
+                del self._leases[key]
+            self._engine.abort(keys)
+
     def _put_chunks(self) -> None:
         """Hand over what there is of long samples, so that nobody has to begin them again."""
         unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
         if not unfinished:
             return
-        rows = write_rows(self._writer, unfinished)
+        rows = write_rows(self._writer, unfinished, self._routes)
         point("chunk_written")
         self._putting.send(
             [

@@ -24,7 +24,7 @@ from relax_actor.rl.staleness import histogram
 from relax_actor.roles import verdict
 from relax_actor.roles.publishing import make_publishing
 from relax_actor.roles.queue import HopelessRunError, TransferQueue
-from relax_actor.roles.step_stats import StepStats
+from relax_actor.roles.step_stats import Alarm, StepStats
 from relax_actor.roles.trainer_past import TrainerPast
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
 from relax_actor.transfer_queue.memory import spill_space
@@ -62,6 +62,7 @@ class Trainer(Actor):
         self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
+        self._alarm = Alarm(config.train.mismatch_alarm)
         self._running = self._life()
         self._waiting_for: deque[Reply[Any]] = deque()
 
@@ -200,6 +201,9 @@ class Trainer(Actor):
                 advantage=next(dealt[sample.group_id]),
                 has_signal=has_signal(rewards[sample.group_id]),
                 media={name: self._reader.read(ref) for name, ref in sample.media.items()} or None,
+                key=(sample.group_id, sample.sample_index),
+                versions=self._reader.read(sample.versions),
+                routed_experts=self._reader.read(sample.routed_experts) if sample.routed_experts else None,
             )
             for sample in batch.samples
         ]
@@ -217,6 +221,8 @@ class Trainer(Actor):
         self._saved_step = self._step
 
     def _say_step(self, batch: BatchLease, stats: StepStats) -> None:
+        if self._alarm.rings(stats.mismatch_abs, time.monotonic()):
+            self.ctx.events.emit("logprob_mismatch", step=self._step, **stats.mismatch_fields())
         rewards = [sample.reward for sample in batch.samples]
         ages = histogram(batch.policy_version, [sample.oldest_version for sample in batch.samples])
         self.ctx.events.emit(

@@ -6,6 +6,7 @@ until it is promoted and becomes the next incarnation of the dead.
 
 from collections.abc import Iterator
 
+from relax_actor.ids import SPARE
 from relax_actor.supervision.commands import Kill, Promote, ReportKind, SpawnSpare
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import Exit
@@ -90,7 +91,7 @@ class SparePool:
     def fill(self) -> None:
         """Start what is missing, unless one was lost or taken just now."""
         while not self._is_draining and not self._timer and len(self._spares) < self._spec.spares:
-            name = f"{self._spec.id}/SPARE"  # no id is in capitals, so nobody else is called that
+            name = f"{self._spec.id}/{SPARE}"
             spare = Spare(f"{name}/{self._desk.next_incarnation(name)}", self, self._desk)
             self._spares[spare.name] = spare
             spare.start(self._spec)

@@ -108,6 +108,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     Empty: on the first host of the tree."""
     spares: int = 0
     """How many processes wait, constructed but nameless, to take over at once where a replica dies."""
+    claims_devices: bool = False
+    """Whether each of its processes finds free ones of `devices` by itself, so that a spare may too."""
     hang_after_s: float | None = None
     """Kill it when it is busy and has finished nothing and reported no progress for so long."""
     gang: bool = False
@@ -235,7 +237,7 @@ def _check_child(spec: ChildSpec, path: str) -> None:
 def _check_spares(spec: ChildSpec, path: str) -> None:
     if spec.spares < 0:
         raise SpecError(f"{path}.spares", f"is {spec.spares}; at least 0")
-    if spec.spares and spec.devices:
+    if spec.spares and spec.devices and not spec.claims_devices:
         raise SpecError(f"{path}.spares", "needs a device of its own, which a spare has not")
 
 

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from relax_actor.rl.apart import Mismatch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +27,12 @@ class TrainSequence(msgspec.Struct, kw_only=True):
     """Whether the rewards of its group differ; None: whether `advantage` is not 0."""
     media: Mapping[str, npt.NDArray[np.number]] | None = None
     """What the prompt's placeholder tokens stand for, by the names of the model's arguments."""
+    key: tuple[int, int] = (-1, -1)
+    """Group and sample index, for errors."""
+    versions: npt.NDArray[np.int32] | None = None
+    """[n], the policy version that sampled each token; None: not known."""
+    routed_experts: npt.NDArray[np.integer[Any]] | None = None
+    """[p + n - 1, MoE layers, top_k], packed as in `relax_actor.rl.routing`."""
 
 
 class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +46,9 @@ class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):
     mismatch_k3_sum: float  # k3 estimate of KL(rollout || trainer)
     max_ratio: float
     entropy_sum: float = 0.0
+    by_version: Mapping[int, Mismatch] = {}  # the mismatch of the tokens that each policy version sampled
+    routed_places: int = 0  # tokens times layers whose experts were compared
+    routed_apart: int = 0  # of those, how many have other experts in the trainer
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,13 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from relax_actor.config import ModelConfig, TrainConfig
+from relax_actor.errors import UnsupportedRoutingError
+from relax_actor.moe import file_names
+from relax_actor.rl.apart import merged_versions
 from relax_actor.rl.loss import LossTerms, LossTokens, policy_loss, token_weights
-from relax_actor.rl.offpolicy import mismatch
+from relax_actor.rl.offpolicy import mismatch, mismatch_by_version
 from relax_actor.rl.schedule import learning_rate_frac
 from relax_actor.trainers.base import MicrobatchStats, TrainSequence, UpdateStats
+from relax_actor.trainers.replay import RouteReplay
 from relax_actor.trainers.torch_files import read_checkpoint, write_checkpoint
 from relax_actor.trainers.torch_optimizer import MasterOptimizer
-from relax_actor.trainers.torch_policy import Batch, Scores
+from relax_actor.trainers.torch_policy import Batch, Scores, TorchPolicy
 from relax_actor.trainers.vision_policy import Policy, load_policy
 
 NO_SIGNAL = "no signal"
@@ -84,6 +88,7 @@ class TorchBackend:
 
     Raises:
         UnsupportedModelError: the model's log-probs would be wrong.
+        UnsupportedRoutingError: routes are to be replayed in a model without experts, or of an unknown kind.
         ValueError: a pattern of `train.frozen` matches nothing, or all is frozen.
         OSError: the folder is no model folder.
     """
@@ -107,6 +112,7 @@ class TorchBackend:
         self._model = self._policy.model
         trained = _freeze(self._model, train.frozen)
         self._reference = _frozen_copy(self._policy, temperature) if train.kl_coef else None
+        self._replay = _start_replay(self._policy, self._folder, train) if train.use_r3 else None
         self._optimizer = MasterOptimizer(trained, train)
         self._updates_done = 0
         self._update: _Update | None = None
@@ -124,7 +130,8 @@ class TorchBackend:
 
         Raises:
             RuntimeError: no update has begun.
-            ValueError: a sequence has no prompt or no response, or log-probs of another length.
+            ValueError: a sequence has no prompt or no response, or log-probs or routes of another length.
+            RoutingMismatchError: with `train.r3_replay_mode` "check", if routes differ from the trainer's.
         """
         update = self._current_update()
         update.see(microbatch)
@@ -174,11 +181,12 @@ class TorchBackend:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter, frozen ones too, in the model's dtype and always in one order.
 
-        The names are those of the model's `named_parameters()`. Tied weights come once, under the
-        name of the input embedding (`model.embed_tokens.weight`, no `lm_head.weight`). The tensors
-        are the live ones: copy them before the next update.
+        The names are those of the model's `named_parameters()`; where it has experts, those of its files.
+        Tied weights come once, under the name of the input embedding (`model.embed_tokens.weight`, no
+        `lm_head.weight`). The tensors are the live ones: copy them before the next update.
         """
-        for name, parameter in self._model.named_parameters():
+        kind = self._model.config.get_text_config().model_type
+        for name, parameter in file_names(kind, self._model.named_parameters()):
             yield name, parameter.detach()
 
     def save(self, folder: Path) -> None:
@@ -239,7 +247,7 @@ class TorchBackend:
         )
         terms.loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.gather()
-        return _stats(tokens, terms, scores)
+        return _stats(work, tokens, terms, scores, self._replay)
 
     def _loss_tokens(self, work: Batch, scores: Scores, update: _Update) -> LossTokens:
         weights = token_weights(
@@ -298,8 +306,25 @@ def _start_logprobs(work: Batch, current: Tensor) -> Tensor:
     )
 
 
-def _stats(tokens: LossTokens, terms: LossTerms, scores: Scores) -> MicrobatchStats:
+def _start_replay(policy: Policy, folder: Path, train: TrainConfig) -> RouteReplay:
+    if not isinstance(policy, TorchPolicy):
+        raise UnsupportedRoutingError(
+            f"the model in {folder}", "reads images, and its routes are not replayed"
+        )
+    policy.replay = RouteReplay(policy.model, folder, train)
+    return policy.replay
+
+
+def _stats(
+    work: Batch, tokens: LossTokens, terms: LossTerms, scores: Scores, replay: RouteReplay | None
+) -> MicrobatchStats:
     apart = mismatch(tokens.start_logprobs, tokens.rollout_logprobs)
+    by_version = {}
+    if all(sequence.versions is not None for sequence in work.sequences):
+        by_version = mismatch_by_version(
+            tokens.start_logprobs, tokens.rollout_logprobs, work.joined("versions")
+        )
+    places, places_apart = replay.take_counts() if replay else (0, 0)
     return MicrobatchStats(
         tokens=tokens.logprobs.numel(),
         loss=terms.loss.item(),
@@ -309,12 +334,18 @@ def _stats(tokens: LossTokens, terms: LossTerms, scores: Scores) -> MicrobatchSt
         mismatch_k3_sum=apart.k3_sum,
         max_ratio=apart.max_ratio,
         entropy_sum=scores.entropies.sum().item(),
+        by_version=by_version,
+        routed_places=places,
+        routed_apart=places_apart,
     )
 
 
 def _merged(left: MicrobatchStats, right: MicrobatchStats) -> MicrobatchStats:
     """Add two sums; of ratios keep the larger."""
-    fields: dict[str, Any] = {
-        name: getattr(left, name) + getattr(right, name) for name in MicrobatchStats.__struct_fields__
-    }
-    return MicrobatchStats(**{**fields, "max_ratio": max(left.max_ratio, right.max_ratio)})
+    summed = [name for name in MicrobatchStats.__struct_fields__ if name not in {"max_ratio", "by_version"}]
+    fields: dict[str, Any] = {name: getattr(left, name) + getattr(right, name) for name in summed}
+    return MicrobatchStats(
+        **fields,
+        max_ratio=max(left.max_ratio, right.max_ratio),
+        by_version=merged_versions([left.by_version, right.by_version]),
+    )

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from relax_actor.errors import RelaxError
-from relax_actor.rl.packing import PackedTree, pack_tree, pack_trees
+from relax_actor.rl.packing import PackedTree, Step, pack_tree, pack_trees
 from relax_actor.trainers.base import TrainSequence
+from relax_actor.trainers.replay import PlacedRoutes, RouteReplay, steps
 
 MAX_TREE_ROWS = 4096
 """Where attention between unrelated sequences begins to cost as much as all else."""
@@ -69,6 +70,7 @@ class Pack(Batch):
     """Sequences as one tree."""
 
     tree: PackedTree
+    routes: PlacedRoutes | None = None  # where the rollout's are replayed
 
     def predicting_rows(self) -> Tensor:
         """Return the row from which each response token is predicted: int64 [tokens]."""
@@ -88,17 +90,27 @@ class Scores:
     entropies: Tensor  # of the whole distribution, in nats; carries no gradient
 
 
-def pack(sequences: Sequence[TrainSequence], *, max_rows: int = MAX_TREE_ROWS) -> list[Pack]:
+def pack(
+    sequences: Sequence[TrainSequence], *, max_rows: int = MAX_TREE_ROWS, replay: RouteReplay | None = None
+) -> list[Pack]:
     """Pack sequences into trees, in the order given.
+
+    Args:
+        sequences: those that share a prefix should be neighbours.
+        max_rows: of one tree.
+        replay: who takes their routed experts; None leaves them out.
 
     Raises:
         ValueError: a prompt or response is empty, or a response and its log-probs differ in length.
+        RoutedExpertsError: with `replay`, if it cannot take those of a sequence.
     """
     for sequence in sequences:
         check(sequence)
-    trees = pack_trees([_inputs(sequence) for sequence in sequences], max_rows=max_rows)
+        if replay is not None:
+            replay.check(sequence)
+    trees = pack_trees([_steps(sequence, replay) for sequence in sequences], max_rows=max_rows)
     remaining = iter(sequences)
-    return [Pack(sequences=tuple(next(remaining) for _ in tree.paths), tree=tree) for tree in trees]
+    return [_pack(tree, tuple(next(remaining) for _ in tree.paths), replay) for tree in trees]
 
 
 def load_model(folder: Path, *, dtype: torch.dtype, device: str) -> nn.Module:
@@ -133,17 +145,18 @@ class TorchPolicy:
 
     def __init__(self, model: Any, *, temperature: float, max_logits: int = MAX_LOGITS) -> None:
         self.model = model
+        self.replay: RouteReplay | None = None
         self._temperature = temperature or 1.0
         self._chunk_rows: int = max(1, max_logits // model.config.vocab_size)
 
     def pack(self, sequences: Sequence[TrainSequence]) -> list[Pack]:
         """Pack sequences into trees; see `pack`."""
-        return pack(sequences)
+        return pack(sequences, replay=self.replay)
 
     def score(self, work: Pack) -> Scores:
         """Run the model over a pack, with gradient where the caller's mode has it."""
         rows, token_row = torch.unique(work.predicting_rows(), return_inverse=True)
-        hidden = _hidden_states(self.model, work.tree)[rows.to(_device(self.model))]
+        hidden = self._hidden_states(work)[rows.to(_device(self.model))]
         targets = work.joined("response").long()
         parts = [
             self._score_rows(hidden[start : start + self._chunk_rows], start, token_row, targets)
@@ -154,6 +167,14 @@ class TorchPolicy:
             logprobs=torch.cat([logprobs for _, logprobs, _ in parts])[order],
             entropies=torch.cat([entropies for _, _, entropies in parts])[order],
         )
+
+    def _hidden_states(self, work: Pack) -> Tensor:
+        if self.replay is None or work.routes is None:
+            return _hidden_states(self.model, work.tree)
+        with self.replay.replaying(work.routes):
+            hidden = _hidden_states(self.model, work.tree)
+        self.replay.compare(work.tree, work.sequences, work.routes)
+        return hidden
 
     def _score_rows(
         self, hidden: Tensor, start: int, token_row: Tensor, targets: Tensor
@@ -173,6 +194,16 @@ class TorchPolicy:
             expected = (torch.softmax(logits, dim=-1) * logits).sum(dim=-1)
             entropies = normaliser - expected
         return logits[row, target] - normaliser[row], entropies[row]
+
+
+def _pack(tree: PackedTree, sequences: tuple[TrainSequence, ...], replay: RouteReplay | None) -> Pack:
+    routes = None if replay is None else replay.place(tree, sequences)
+    return Pack(sequences=sequences, tree=tree, routes=routes)
+
+
+def _steps(sequence: TrainSequence, replay: RouteReplay | None) -> Sequence[Step]:
+    inputs = _inputs(sequence)
+    return inputs if replay is None else steps(sequence, inputs)
 
 
 def _inputs(sequence: TrainSequence) -> list[int]:

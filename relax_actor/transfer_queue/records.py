@@ -29,6 +29,7 @@ class Put(StrEnum):
     ACCEPTED = "accepted"
     DUPLICATE = "duplicate"  # it is here already: the answer to the first attempt got lost
     STALE = "stale"  # its lease has ended: someone else does the work, or nobody needs it
+    MISFIT = "misfit"  # its arrays do not fit one another; its lease ends
 
 
 class DropReason(StrEnum):
@@ -52,6 +53,7 @@ class Refusal(StrEnum):
     DUPLICATE = "duplicate"
     VERSION = "other policy version"
     OUT_OF_TURN = "out of turn"  # a prompt without room, or not the next one
+    ROUTED_EXPERTS = "routed experts of another length"
 
 
 class LeaseKind(StrEnum):

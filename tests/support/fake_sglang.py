@@ -1,7 +1,7 @@
 """A process that answers like an SGLang server: scripted tokens, and whatever may go wrong with one.
 
-It knows SGLang's command line as far as the engine uses it, so that `sglang_python` can point to a script that
-runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
+It knows SGLang's command line as far as the engine uses it, so that `sglang_python` can point to a script
+that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
 
     version         what it says it is
     token_s         seconds a token takes
@@ -13,16 +13,19 @@ runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
     cut_off         how many requests it cuts off unasked
     bad             field -> what /generate answers for it instead
     kv_tokens       what its cache holds
+    once            a file: where it is there already, all of this but `token_s` is forgotten; else it is made
 
 It is a double of the server, not of our code: tests/sglang holds the real one to the same.
 """
 
 import asyncio
+import functools
 import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -35,6 +38,26 @@ def option(name: str, default: str = "") -> str:
     words = sys.argv
     places = [place for place, word in enumerate(words) if word == name]
     return words[places[-1] + 1] if places else default
+
+
+@functools.cache
+def script() -> dict[str, Any]:
+    """Return what it is told to do wrong."""
+    told = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
+    if "once" in told:
+        mark = Path(told["once"])
+        if mark.exists():
+            return {"token_s": told.get("token_s", 0.002)}
+        mark.touch()
+    return told
+
+
+def stand_in(folder: Path) -> Path:
+    """Make what `rollout.sglang_python` may be: it runs this file, whatever it is asked to run."""
+    path = folder / "fake-python"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 class Request:
@@ -55,7 +78,9 @@ class Request:
         token = (sum(self.prompt) + sum(self.tokens)) % 97 + 3
         self.tokens.append(token)
         if self.spans[-1]["version"] != version:
-            self.spans.append({"version": version, "start": len(self.tokens) - 1, "end": len(self.tokens) - 1})
+            self.spans.append(
+                {"version": version, "start": len(self.tokens) - 1, "end": len(self.tokens) - 1}
+            )
         self.spans[-1]["end"] = len(self.tokens)
         if token in self.stops:
             self.end({"type": "stop", "matched": token})
@@ -72,12 +97,13 @@ class Fake:
     """The server."""
 
     def __init__(self) -> None:
-        self.script = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
+        self.script = script()
         self.version = option("--weight-version", "default")
         self.stream_interval = int(option("--stream-interval", "1"))
         self.requests: dict[str, Request] = {}
         self.calls: dict[str, int] = {}
-        self.paused = False
+        self.running = asyncio.Event()
+        self.running.set()
         self.in_session = False
         self.log: list[str] = []
         self.cut_off = int(self.script.get("cut_off", 0))
@@ -102,10 +128,11 @@ class Fake:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", int(option("--port")), reuse_address=True).start()
-        print("The server is fired up and ready to roll!", flush=True)
+        sys.stdout.write("The server is fired up and ready to roll!\n")
+        sys.stdout.flush()
         while True:
             await asyncio.sleep(float(self.script.get("token_s", 0.002)))
-            if not self.paused:
+            if self.running.is_set():
                 for request in list(self.requests.values()):
                     self.advance(request)
 
@@ -161,8 +188,7 @@ class Fake:
 
     async def generate(self, http: web.Request) -> web.StreamResponse:
         body = await http.json()
-        while self.paused:
-            await asyncio.sleep(0.005)
+        await self.running.wait()
         request = Request(body, self.version)
         if not self.script.get("never_generate"):
             self.requests[request.rid] = request
@@ -217,14 +243,14 @@ class Fake:
     # -- weights
 
     async def pause_generation(self, http: web.Request) -> web.Response:
-        self.paused = True
+        self.running.clear()
         if (await http.json()).get("mode", "abort") == "abort":
             for request in self.requests.values():
                 request.end({"type": "abort", "message": "Aborted"})
         return web.json_response({})
 
     async def continue_generation(self, _: web.Request) -> web.Response:
-        self.paused = False
+        self.running.set()
         return web.json_response({})
 
     async def begin_weight_update(self, _: web.Request) -> web.Response:
@@ -244,14 +270,12 @@ class Fake:
         return web.json_response({}, status=400 if self.requests else 200)
 
 
-
-
 def main() -> None:
-    script = json.loads(os.environ.get("FAKE_SGLANG", "{}"))
-    if script.get("die_at_start"):
-        print("ValueError: no such model", flush=True)
+    told = script()
+    if told.get("die_at_start"):
+        sys.stdout.write("ValueError: no such model\n")
         sys.exit(3)
-    time.sleep(float(script.get("slow_start_s", 0)))
+    time.sleep(float(told.get("slow_start_s", 0)))
     asyncio.run(Fake().run())
 
 

@@ -88,7 +88,9 @@ def token_versions(spans: Sequence[Span], tokens: int, key: Key) -> list[PolicyV
     for span in spans:
         if span.start != len(versions) or span.end < span.start:
             raise PartialRolloutFormatError(
-                key, "meta_info.weight_versions", f"goes on at {span.start} to {span.end} after {len(versions)}"
+                key,
+                "meta_info.weight_versions",
+                f"goes on at {span.start} to {span.end} after {len(versions)}",
             )
         versions += [policy_version(span.version, key)] * (span.end - span.start)
     if len(versions) != tokens:

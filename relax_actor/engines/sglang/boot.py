@@ -38,7 +38,9 @@ def phases(lines: Iterable[str], started_at: float) -> dict[str, float]:
 
 
 def last_word(lines: Iterable[str]) -> str:
-    """Return the last line that says something, an error's own where the log ends in one."""
-    said = [line.strip() for line in lines if line.strip()]
+    """Return the last line that says something; an error's own where one came since the server served."""
+    said: list[str] = []
+    for line in filter(None, map(str.strip, lines)):
+        said = [line] if _MARKS[-1][1].search(line) else [*said, line]
     raised = [line for line in said if re.match(r"^(?:\[.*?\] )?[\w.]*(?:Error|Exception)\b", line)]
     return (raised or said or [""])[-1][:300]

@@ -65,7 +65,7 @@ class Client:
     def stream(
         self, path: str, body: Any, *, deadline_s: float, on_event: Callable[[Any], None]
     ) -> "Future[None]":
-        """Post; call `on_event` in the I/O thread with each event of the answer, which is a stream of them."""
+        """Post; call `on_event` in the I/O thread with each event of the answer, a stream of them."""
         data = msgspec.json.encode(body)
         return self._submit(path, deadline_s, lambda: self._events(path, data, on_event))
 

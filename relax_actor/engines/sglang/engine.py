@@ -103,7 +103,7 @@ class SglangEngine:
         log: Path,
         update_mode: str = "auto",
         health_s: float = 15.0,
-        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
+        around: Surroundings = Surroundings(),
     ) -> None:
         self._settings, self._vocabulary, self._around = server, vocabulary, around
         self._state = EngineState.DOWN
@@ -150,8 +150,13 @@ class SglangEngine:
         return len(self._generation.keys)
 
     @property
-    def nap_s(self) -> float | None:
+    def nap_s(self) -> float:
         """Until the server is asked whether it lives."""
+        return self._health.next_s
+
+    @property
+    def idle_s(self) -> float | None:
+        """The same: a server can die while nothing is asked of it."""
         return self._health.next_s
 
     @property
@@ -182,7 +187,7 @@ class SglangEngine:
             self._move(EngineTrigger.UNTOUCHED)
             raise
 
-    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
+    def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":  # noqa: ARG002 - of all engines
         """Refuse: SGLang shows no weights of most models.
 
         Raises:
@@ -345,8 +350,10 @@ class SglangEngine:
 
     def _fail(self, error: BaseException) -> NoReturn:
         """Go down, and say why: by the name of the process that died, where one did."""
-        if isinstance(error, ServerGoneError) and self._has_died.wait(LAST_WORDS_S):
-            error = ServerGoneError(self._death)
+        died = any(isinstance(each, ServerGoneError) for each in _causes(error))
+        if died and self._has_died.wait(LAST_WORDS_S):
+            self._go_down(self._death)
+            raise ServerGoneError(self._death) from error
         self._go_down(str(error).partition("\n")[0])
         raise error
 
@@ -366,6 +373,13 @@ class SglangEngine:
 
     def _move(self, trigger: EngineTrigger) -> None:
         self._state = move(self._state, trigger)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 class _Collected:

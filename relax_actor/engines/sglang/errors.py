@@ -52,7 +52,9 @@ class ServerHungError(RelaxError):
 
     def __init__(self, waited_s: float) -> None:
         self.waited_s = waited_s
-        super().__init__(f"SGLang generated nothing for {waited_s:.0f} s, not even one token that was asked for")
+        super().__init__(
+            f"SGLang generated nothing for {waited_s:.0f} s, not even one token that was asked for"
+        )
 
 
 class StartError(RelaxError):

@@ -20,10 +20,19 @@ from relax_actor.engines.base import Completion
 from relax_actor.engines.errors import RequestError
 from relax_actor.engines.randomness import sample_seed
 from relax_actor.engines.running import RunningSample
-from relax_actor.engines.sglang.answers import Answer, Key, parse, policy_version, token_versions, unpack_routes
+from relax_actor.engines.sglang.answers import (
+    Answer,
+    Key,
+    parse,
+    policy_version,
+    token_versions,
+    unpack_routes,
+)
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError
+from relax_actor.engines.sglang.weights.borders import as_sampled
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import FinishReason
+from relax_actor.rl.routing import splice
 
 ABORT_S = 30.0
 """How long requests that are cut off may take to come back."""
@@ -73,7 +82,8 @@ class Flight:
     sample: RunningSample
     rid: str
     begun: int  # how many tokens the sample had
-    version: PolicyVersion  # of its newest token, or of the engine when it was sent
+    submitted: PolicyVersion  # what was installed when it was sent
+    version: PolicyVersion  # of its newest token, as far as is known
     future: "Future[Any]" = field(default_factory=Future)
     is_unwanted: bool = False  # whether it was asked to be cut off
 
@@ -118,7 +128,11 @@ class Generation:
             key = sample.request.key
             self._waiting.pop(key, None)
             flight = Flight(
-                sample=sample, rid=uuid.uuid4().hex, begun=len(sample.tokens), version=version
+                sample=sample,
+                rid=uuid.uuid4().hex,
+                begun=len(sample.tokens),
+                submitted=version,
+                version=version,
             )
             self._flights[key] = flight
             self._begin(flight, self._body(flight))
@@ -143,16 +157,18 @@ class Generation:
     def lengths(self) -> dict[Key, int]:
         """Return how many tokens every sample in flight is known to have."""
         self._look()
-        return {sample.request.key: len(sample.tokens) for sample in self._running()}
+        done = {each.request.key: len(each.tokens) for each in self._finished}
+        return done | {sample.request.key: len(sample.tokens) for sample in self._running()}
 
     def peek(self, keys: Iterable[Key]) -> list[Completion]:
         """Return what is known of samples that go on."""
         self._look()
         wanted = set(keys)
+        done = [each for each in self._finished if each.request.key in wanted]
+        running = [sample for sample in self._running() if sample.request.key in wanted]
         return [
-            self._completion(sample, FinishReason.ABORT)
-            for sample in self._running()
-            if sample.request.key in wanted
+            *(msgspec.structs.replace(each, finish_reason=FinishReason.ABORT) for each in done),
+            *(self._completion(sample, FinishReason.ABORT) for sample in running),
         ]
 
     def abort(self, keys: Iterable[Key]) -> list[Completion]:
@@ -201,7 +217,7 @@ class Generation:
             "return_logprob": True,
             "logprob_start_len": -1,
             "stream": self._settings.stream,
-            "extra_key": str(flight.version),  # what older weights have cached is never matched
+            "extra_key": str(flight.submitted),  # what older weights have cached is never matched
         }
         if self._settings.expert_shape:
             body["return_routed_experts"] = True
@@ -279,16 +295,15 @@ class Generation:
         sample = flight.sample
         sampled = len(sample.tokens) - flight.begun
         if self._spans and sampled:
-            sample.versions[flight.begun :] = token_versions(answer.spans, sampled, sample.request.key)
+            versions = token_versions(answer.spans, sampled, sample.request.key)
+            sample.versions[flight.begun :] = as_sampled(versions, flight.submitted)
 
     def _keep_routes(self, flight: Flight, answer: Answer) -> None:
         shape, key = self._settings.expert_shape, flight.sample.request.key
         if shape is None or not answer.routes:
             return
-        old, new = self._routes.get(key, flight.sample.request.prefix.routed_experts), unpack_routes(
-            answer.routes, shape, key
-        )
-        self._routes[key] = new if old is None else np.concatenate([old, new[len(old) :]])
+        old = self._routes.get(key, flight.sample.request.prefix.routed_experts)
+        self._routes[key] = splice(old, unpack_routes(answer.routes, shape, key), key)
 
     def _end(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key
@@ -310,9 +325,7 @@ class Generation:
         return completion
 
     def _completion(self, sample: RunningSample, reason: FinishReason) -> Completion:
-        completion = sample.completion(reason)
-        completion.routed_experts = self._routes.get(sample.request.key)
-        return completion
+        return sample.completion(reason, self._routes.get(sample.request.key))
 
     def _running(self) -> list[RunningSample]:
         return [*(flight.sample for flight in self._flights.values()), *self._waiting.values()]

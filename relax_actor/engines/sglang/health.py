@@ -96,7 +96,7 @@ class Health:
         self._alive_at = self._clock.monotonic()
 
     def _loads(self) -> Any:
-        """Return what the server says of its load, without what changes by itself; None where it is silent."""
+        """Return what the server says of its load, but for the time; None where it is silent."""
         try:
             answer = self._client.get("/v1/loads", deadline_s=min(self._every_s, 5.0))
         except (DeadlineError, ServerError, ServerGoneError):

@@ -82,7 +82,9 @@ class Server:
                 raise StartError(f"ended with {self._exit()}", self.last_word(), str(self.log))
             if waited_s > START_S:
                 raise StartError(f"did not serve within {START_S:g} s", self.last_word(), str(self.log))
-            progress(f"SGLang starts, {waited_s:.0f} s, has done: {', '.join(self.phases()) or 'nothing yet'}")
+            progress(
+                f"SGLang starts, {waited_s:.0f} s, has done: {', '.join(self.phases()) or 'nothing yet'}"
+            )
             time.sleep(POLL_S)
         return capabilities(client.get("/server_info", deadline_s=ANSWER_S * 4))
 
@@ -128,6 +130,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=environment(settings, os.environ, own_python=sys.executable),
                 start_new_session=True,
+                pass_fds=settings.keep_fds,
             )
 
     def _answers(self, client: Client) -> bool:

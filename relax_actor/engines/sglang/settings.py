@@ -42,6 +42,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens after which a request in flight is heard of; 0 hears of it at its end."""
     args: tuple[str, ...] = ()
     env: dict[str, str] = {}
+    keep_fds: tuple[int, ...] = ()
+    """Descriptors that it inherits, such as the lock of its GPUs."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,7 +55,7 @@ TABLE: dict[tuple[EngineState, EngineTrigger], EngineState] = {
     (EngineState.UNSYNCED, EngineTrigger.SLEEP): EngineState.ASLEEP,
     (EngineState.READY, EngineTrigger.SLEEP): EngineState.ASLEEP,
     (EngineState.ASLEEP, EngineTrigger.WAKE): EngineState.UNSYNCED,
-    **{(state, EngineTrigger.DOUBT): EngineState.DOWN for state in EngineState},
+    **{(state, EngineTrigger.DOUBT): EngineState.DOWN for state in EngineState if state != EngineState.DOWN},
 }
 
 
@@ -71,6 +71,6 @@ def move(state: EngineState, trigger: EngineTrigger) -> EngineState:
 
 
 def diagram() -> str:
-    """Return the table as a Mermaid state diagram."""
-    lines = [f"    {state} --> {after}: {trigger}" for (state, trigger), after in TABLE.items()]
-    return "\n".join(["stateDiagram-v2", f"    [*] --> {EngineState.DOWN}", *lines]) + "\n"
+    """Return the moves as a Mermaid state diagram."""
+    arrows = [f"    {state} --> {after}: {trigger}" for (state, trigger), after in TABLE.items()]
+    return "\n".join(["stateDiagram-v2", f"    [*] --> {EngineState.DOWN}", *arrows])

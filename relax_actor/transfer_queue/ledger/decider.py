@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
+from relax_actor.protocol import SampleChunk, SampleReady
 from relax_actor.rl.filtering import has_zero_variance
 from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
-from relax_actor.transfer_queue.ledger.groups import Group, RowState
+from relax_actor.transfer_queue.ledger.groups import Group, RowState, has_fitting_routes
 from relax_actor.transfer_queue.ledger.leases import Lease
 from relax_actor.transfer_queue.ledger.state import LedgerState
 from relax_actor.transfer_queue.records import (
@@ -76,6 +77,14 @@ class Decider:
         fenced = holder.incarnation < self._state.fences.get(holder.name, 0)
         self.refused[Refusal.OLD_INCARNATION if fenced else Refusal.STALE_LEASE] += 1
         return Put.STALE
+
+    def _fits(self, row: SampleReady | SampleChunk) -> bool:
+        """Whether a row's arrays fit one another; if not, its lease ends as one that failed."""
+        if has_fitting_routes(self._state.groups[row.group_id].prompt, row):
+            return True
+        self.refused[Refusal.ROUTED_EXPERTS] += 1
+        self._end([self._state.leases.leases[row.lease_id]])
+        return False
 
     def _is_newest(self, version: PolicyVersion) -> bool:
         if version == self._state.version:

@@ -14,6 +14,7 @@ from relax_actor.protocol import (
     TensorRef,
     TrainSample,
 )
+from relax_actor.rl.routing import routed_tokens
 from relax_actor.transfer_queue.records import EvalResult
 
 
@@ -48,7 +49,8 @@ class Row:
         held = self.chunk or self.sample
         if held is None or self.state is RowState.DROPPED:
             return ()
-        return (held.tokens, held.logprobs, held.versions)
+        routes = () if held.routed_experts is None else (held.routed_experts,)
+        return (held.tokens, held.logprobs, held.versions, *routes)
 
 
 @dataclass(slots=True)
@@ -125,7 +127,14 @@ def ended_sample(chunk: SampleChunk) -> SampleReady:
         newest_version=chunk.newest_version,
         finish_reason=FinishReason.ABORT,
         continued_tokens=chunk.length,
+        routed_experts=chunk.routed_experts,
     )
+
+
+def has_fitting_routes(prompt: PromptGroup, row: SampleReady | SampleChunk) -> bool:
+    """Whether the routed experts, if there are any, are those of as many tokens as there are."""
+    routes = row.routed_experts
+    return routes is None or routes.shape[0] == routed_tokens(prompt.tokens.shape[0], row.tokens.shape[0])
 
 
 def reward_task(group: Group, index: SampleIndex, lease_id: LeaseId) -> RewardTask:
@@ -177,6 +186,7 @@ def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
         reward=row.reward,
         finish_reason=sample.finish_reason,
         media=prompt.media,
+        routed_experts=sample.routed_experts,
     )
 
 

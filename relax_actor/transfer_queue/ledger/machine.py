@@ -146,6 +146,8 @@ class Ledger(Dealer):
             row = self._state.row(key)
             known = row is not None and row.sample is not None and row.sample.lease_id == sample.lease_id
             return self._refuse(holder, duplicate=known)
+        if not self._fits(sample):
+            return Put.MISFIT
         self._emit(SamplePut(sample=sample))
         self._drop_stale()
         return Put.ACCEPTED
@@ -162,6 +164,8 @@ class Ledger(Dealer):
             return self._refuse(holder, duplicate=False)
         if row.chunk is not None and row.chunk.length >= chunk.length:
             return self._refuse(holder, duplicate=True)
+        if not self._fits(chunk):
+            return Put.MISFIT
         self._emit(ChunkPut(chunk=chunk))
         return Put.ACCEPTED
 

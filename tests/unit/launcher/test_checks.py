@@ -15,6 +15,7 @@ from launcher.estimate import POLICY_COPIES, Estimate, estimate
 from launcher.fields import SECTIONS, dotted
 from launcher.modelfolder import model_config, model_shape, weight_files
 from launcher.ranges import RANGES
+from launcher.sglang_checks import sglang_problems
 from relax_actor.config import Config
 from relax_actor.errors import RelaxError
 from relax_actor.trainers.checkpoint import CheckpointStore
@@ -408,3 +409,91 @@ def test_problems_are_errors_of_ours(config):
 
     assert isinstance(problem, RelaxError)
     assert os.linesep not in problem.fact
+
+
+def with_experts(config: Config, **fields: object) -> Config:
+    """Make the model one with experts, and replay wanted."""
+    path = Path(config.model.path) / "config.json"
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2}
+    path.write_text(json.dumps(json.loads(path.read_text()) | experts | fields))
+    return with_(config, train__use_r3=True)
+
+
+def test_routing_replay_of_a_known_model_with_experts_is_fine(config):
+    assert check_config(with_experts(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        ({"num_experts": 0}, "`train.use_r3` cannot be: a model of type `qwen3_moe` has no experts"),
+        ({"model_type": "other_moe"}, "routes in a way that is not known here"),
+        ({"vision_config": {}}, "is not there for models that read images"),
+    ],
+)
+def test_routing_replay_is_refused_where_the_model_cannot(config, fields, fact):
+    assert fact in text_of(check_config(with_experts(config, **fields)))
+
+
+def test_routing_replay_is_refused_where_the_engine_records_nothing(config):
+    problems = check_config(with_(with_experts(config), rollout__engine="scripted"))
+    assert "the engine `scripted` records none" in text_of(problems)
+
+
+def test_routing_replay_says_nothing_of_a_model_that_is_not_whole(config):
+    (Path(config.model.path) / "config.json").write_text("{")
+    assert len(check_config(with_(config, train__use_r3=True))) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"rollout__tensor_parallel": 2}, "is 2, but rollout.engine is transformers"),
+        ({"rollout__spares": 1}, "is 1, but rollout.engine is transformers"),
+        ({"rollout__engine": "sglang", "data__media_key": "images"}, "takes text only"),
+        (
+            {"rollout__engine": "sglang", "rollout__chunk_tokens": 8, "train__use_r3": True},
+            "tells the experts of a sample",
+        ),
+    ],
+)
+def test_what_only_some_engines_can_do_is_refused_of_others(config, values, says):
+    assert says in text_of(check_config(with_(config, **values)))
+
+
+def sglang(config, **values):
+    return with_(config, rollout__engine="sglang", **values)
+
+
+def test_an_interpreter_without_sglang_is_named(config, tmp_path):
+    python = tmp_path / "python"
+    for script, says in (("exit 1", "has no SGLang"), ("exit 0", "")):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        found = text_of(list(sglang_problems(sglang(config, rollout__sglang_python=str(python)), str)))
+        assert says in found
+    missing = sglang(config, rollout__sglang_python=str(tmp_path / "nowhere"))
+    assert "cannot be run" in text_of(list(sglang_problems(missing, str)))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "values", "says"),
+    [
+        (0, {}, ""),
+        (0, {"rollout__deterministic": True}, "needs a GPU"),
+        (4, {"rollout__tensor_parallel": 2}, ""),
+        (2, {"rollout__tensor_parallel": 4}, "is 4, and this machine has 2 GPUs"),
+        (3, {"rollout__spares": 1}, ""),
+        (3, {"rollout__spares": 1, "rollout__replicas": 2}, "there is room for 0 beside 2 replicas"),
+    ],
+)
+def test_gpus_that_are_not_there_are_named(config, monkeypatch, gpus, values, says):
+    monkeypatch.setattr("launcher.sglang_checks.host_gpus", lambda: gpus)
+    values = {"rollout__sglang_python": "true", **values}
+    found = text_of(list(sglang_problems(sglang(config, **values), str)))
+    assert says in found
+    assert bool(found) is bool(says)
+
+
+def test_another_engine_needs_no_sglang(config):
+    assert not list(sglang_problems(config, str))

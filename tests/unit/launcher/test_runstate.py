@@ -41,6 +41,14 @@ def test_a_story_is_told_to_its_end(story):
     ]
 
 
+def test_the_summary_says_how_far_trainer_and_rollout_are_apart():
+    state = state_of(
+        {"kind": "step", "step": 1, "mismatch_abs": 0.0123, "mismatch_k3": 1.5e-4, "max_ratio": 1.25}
+    )
+    wanted = "log-probs  trainer and rollout differ by 0.0123 (mean), KL 0.00015, ratio up to 1.25"
+    assert wanted in summary_lines(state)
+
+
 def test_a_child_goes_through_its_phases(story):
     phases = []
     state = RunState()
@@ -162,6 +170,16 @@ def test_an_event_worth_a_line_has_one(story, number, line):
         (
             {"kind": "zygote_unfit", "zygote": "torch", "reason": "r"},
             "zygote torch is not used, its actors start slowly: r",
+        ),
+        (
+            {
+                "kind": "logprob_mismatch",
+                "step": 3,
+                "mismatch_abs": 0.5,
+                "mismatch_k3": 0.25,
+                "max_ratio": 9.0,
+            },
+            "step 3: log-probs of trainer and rollout differ by 0.5 (mean), KL 0.25, ratio up to 9",
         ),
         (
             {"kind": "step", "step": 1, "loss": "nan", "skipped": "no signal"},

@@ -81,7 +81,7 @@ class Loop:
     def lease(self, holder=R0, slots=100):
         return self.ledger.lease_prompts(holder, self.version, slots, self.now)
 
-    def put(self, lease, index, holder=R0, *, oldest=None):
+    def put(self, lease, index, holder=R0, *, oldest=None, **fields):
         tensor = ref(f"sample{lease.lease_id}.{index}")
         sample = SampleReady(
             group_id=lease.group.group_id,
@@ -93,10 +93,11 @@ class Loop:
             oldest_version=lease.policy_version if oldest is None else oldest,
             newest_version=self.version,
             finish_reason=FinishReason.STOP,
+            **fields,
         )
         return self.ledger.put_sample(sample, holder, self.now)
 
-    def put_chunk(self, lease, index, tokens, holder=R0):
+    def put_chunk(self, lease, index, tokens, holder=R0, **fields):
         segment = f"chunk{lease.lease_id}.{index}.{tokens}"
         tensor = TensorRef(segment=segment, offset=0, dtype="int32", shape=(tokens,))
         chunk = SampleChunk(
@@ -108,6 +109,7 @@ class Loop:
             versions=tensor,
             oldest_version=lease.policy_version,
             newest_version=self.version,
+            **fields,
         )
         return self.ledger.put_chunk(chunk, holder, self.now)
 
@@ -1348,3 +1350,73 @@ def test_evaluation_prompts_are_not_filtered():
     loop.sample(loop.lease())
     loop.score()
     assert loop.ledger.eval_results()[0].rewards == (1.0, 1.0)
+
+
+def routed(tokens, segment):
+    return TensorRef(segment=segment, offset=0, dtype="uint8", shape=(tokens, 2, 2))
+
+
+def test_routed_experts_go_from_chunk_to_lease_to_sample_to_trainer_and_are_freed():
+    """The prompt has one token: routes of as many tokens as the response has."""
+    loop = Loop(max_staleness=1)
+    loop.submit(2)
+    first, _ = loop.lease()
+    assert loop.put_chunk(first, 1, 4, routed_experts=routed(4, "chunk-routes")) is Put.ACCEPTED
+    assert "chunk-routes" in loop.ledger.segments()
+    loop.ledger.holder_gone("rollout/0", 1, loop.now)
+    leases = loop.lease(R1)
+    (chunk,) = leases[0].chunks
+    assert chunk.routed_experts == routed(4, "chunk-routes")
+    for lease in leases:
+        for index in lease.missing:
+            routes = routed(1, f"routes{lease.group.group_id}.{index}")
+            assert loop.put(lease, index, R1, routed_experts=routes) is Put.ACCEPTED
+    assert "chunk-routes" in loop.ledger.take_freed()
+    for task in loop.tasks():
+        loop.reward(task, float(task.sample_index))
+    batch = loop.ledger.lease_batch(TRAINER, 0, loop.now)
+    assert [sample.routed_experts.segment for sample in batch.samples] == [
+        "routes0.0",
+        "routes0.1",
+        "routes1.0",
+        "routes1.1",
+    ]
+    holdings = {ref.segment for _, ref in loop.ledger.holdings()}
+    assert "routes1.1" in holdings, "or it could not be moved into a file"
+    done = BatchTrained(lease_id=batch.lease_id, step=1, policy_version=1)
+    loop.ledger.ack_batch(done, TRAINER, loop.now)
+    assert {"routes0.0", "routes1.1"} <= set(loop.ledger.take_freed())
+
+
+def test_a_sample_ended_by_its_deadline_has_the_routes_of_its_chunk():
+    loop = Loop(on_partial_timeout=PartialPolicy.FINISH, partial_timeout_s=9.0)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    for index in lease.missing:
+        loop.put_chunk(lease, index, 4, routed_experts=routed(4, f"routes{index}"))
+    loop.now += 10.0
+    loop.ledger.expire(loop.now)
+    for task in loop.tasks():
+        loop.reward(task, float(task.sample_index))
+    group = loop.ledger._state.groups[0]
+    assert [sample.routed_experts for sample in train_samples(group)] == [
+        routed(4, "routes0"),
+        routed(4, "routes1"),
+    ]
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 5])
+def test_routed_experts_of_another_length_are_refused_by_name_and_end_the_lease(tokens):
+    """Truncated, or of another sample: what follows them would be trained on the wrong experts."""
+    loop = Loop(max_attempts=1)
+    loop.submit(1)
+    (lease,) = loop.lease()
+    assert loop.put_chunk(lease, 0, 4, routed_experts=routed(tokens, "wrong")) is Put.MISFIT
+    assert loop.ledger.refused == {Refusal.ROUTED_EXPERTS: 1}
+    assert "wrong" not in loop.ledger.segments()
+    assert loop.put(lease, 1) is Put.STALE
+    (again,) = loop.lease(R1)
+    assert (again.missing, again.chunks) == ((0, 1), ())
+    assert loop.put(again, 0, R1, routed_experts=routed(2, "wrong")) is Put.MISFIT
+    (dropped,) = [each for each in loop.ledger.take_dropped() if isinstance(each, DroppedGroup)]
+    assert (dropped.group_id, dropped.reason) == (0, DropReason.POISON)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from relax_actor.rl.offpolicy import LOG_RATIO_LIMIT, bounded_log_ratio, k3, mismatch, tis_weights
+from relax_actor.rl.apart import Mismatch, merged_versions
+from relax_actor.rl.offpolicy import (
+    LOG_RATIO_LIMIT,
+    bounded_log_ratio,
+    k3,
+    mismatch,
+    mismatch_by_version,
+    tis_weights,
+)
 
 TRAINER = [-1.0, -0.2, -3.0, -7.0]
 ROLLOUT = [-1.1, -0.9, -2.0, -7.0]
@@ -75,3 +83,32 @@ def test_mismatch_of_nothing_is_zero():
     found = mismatch(torch.zeros(0), torch.zeros(0))
 
     assert (found.abs_sum, found.k3_sum, found.max_ratio) == (0.0, 0.0, 0.0)
+
+
+def test_mismatch_by_version_tells_the_tokens_of_each_policy_apart():
+    trainer, rollout = torch.tensor(TRAINER), torch.tensor(ROLLOUT)
+    versions = torch.arange(len(TRAINER), dtype=torch.int32) % 2 + 6
+
+    found = mismatch_by_version(trainer, rollout, versions)
+
+    assert list(found) == [6, 7]
+    assert found[7] == mismatch(trainer[1::2], rollout[1::2])
+    whole = mismatch(trainer, rollout)
+    both = found[6].plus(found[7])
+    assert (both.tokens, both.max_ratio) == (whole.tokens, whole.max_ratio)
+    assert both.abs_sum == pytest.approx(whole.abs_sum, rel=1e-6)
+    assert both.means()["k3"] == pytest.approx(whole.k3_sum / whole.tokens, rel=1e-5)
+
+
+def test_what_parts_measured_of_a_version_is_added_up():
+    one, other = (Mismatch(abs_sum=n, k3_sum=n, max_ratio=n, tokens=int(n)) for n in (1.0, 2.0))
+
+    merged = merged_versions([{7: one, 5: one}, {7: other}, {}])
+
+    assert list(merged) == [5, 7]
+    assert merged[7] == Mismatch(abs_sum=3.0, k3_sum=3.0, max_ratio=2.0, tokens=3)
+
+
+def test_the_means_of_nothing_are_zero():
+    means = Mismatch(abs_sum=0.0, k3_sum=0.0, max_ratio=0.0).means()
+    assert means == {"tokens": 0, "abs": 0.0, "k3": 0.0, "max_ratio": 0.0}

@@ -1,6 +1,7 @@
 """How policy versions get into a running SGLang server; `updater.Updater` is all that an engine needs."""
 
-from relax_actor.engines.sglang.weights.errors import SglangUpdateError
+from relax_actor.engines.sglang.weights.borders import as_sampled
+from relax_actor.engines.sglang.weights.errors import DigestError, RouteClosedError, SglangUpdateError
 from relax_actor.engines.sglang.weights.memory import MemoryTag, ServerMemory
 from relax_actor.engines.sglang.weights.plan import UpdateMode
 from relax_actor.engines.sglang.weights.records import Deadlines, UpdateReport, UpdateSettings
@@ -9,7 +10,9 @@ from relax_actor.engines.sglang.weights.updater import Updater
 
 __all__ = [
     "Deadlines",
+    "DigestError",
     "MemoryTag",
+    "RouteClosedError",
     "ServerMemory",
     "SglangUpdateError",
     "UpdateMode",
@@ -18,4 +21,5 @@ __all__ = [
     "UpdateSettings",
     "Updater",
     "WeightPlacement",
+    "as_sampled",
 ]

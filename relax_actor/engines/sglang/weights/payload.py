@@ -2,8 +2,9 @@
 
 A bucket is one flat uint8 tensor with many weights behind one another, in SGLang's words a
 `flattened_bucket`. On a GPU its handle travels, on a CPU its bytes. Every bucket on a GPU is a new tensor of
-torch's pool: sharing one storage again and again makes torch nest its bookkeeping once more each time, while
-a block of the pool costs nothing. What is not used any more comes back by `collect`.
+torch's pool, not one of two that are filled in turn: the server answers when its copies are queued, and it
+is torch's count of who uses a shared tensor that says when its memory is free (`collect`); also torch nests
+its bookkeeping of a storage once more each time that one is shared. A block of the pool costs nothing.
 
 Source:
     SGLang's `FlattenedTensorBucket` and `SafeUnpickler`, 0.5.17 to 0.5.23; torch's `reduce_tensor`.

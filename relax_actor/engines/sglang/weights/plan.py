@@ -5,7 +5,10 @@ What the order keeps true:
   after the last check;
 - a server that says the new version has all of it: the version goes with the last bucket;
 - the cache is never flushed by a loading call, which in SGLang up to 0.5.21 ends the server where requests
-  are present; it is flushed by a call of its own where that is allowed, and in place it is kept.
+  are present; it is flushed by a call of its own where that is allowed, and in place it is kept;
+- no decode step reads weights while they are written: a pause in place returns while the last step may
+  still be under way on the GPU, so the GPU is waited for. The only call that waits for it computes a
+  checksum; with every name left out, there is nothing else to it.
 """
 
 from enum import StrEnum
@@ -26,6 +29,7 @@ class Step(StrEnum):
     """What is done to the server, in this order; those that are not needed are left out."""
 
     PAUSE = "pause"
+    DRAIN = "drain"
     BEGIN = "begin"
     LOAD = "load"
     END = "end"
@@ -37,6 +41,7 @@ class Step(StrEnum):
 
 CALLS: dict[Step, str] = {
     Step.PAUSE: "/pause_generation",
+    Step.DRAIN: "/weights_checker",
     Step.BEGIN: "/begin_weight_update",
     Step.END: "/end_weight_update",
     Step.FLUSH: "/flush_cache",
@@ -44,12 +49,12 @@ CALLS: dict[Step, str] = {
 }
 """Steps of one POST each."""
 
-SAYS_SUCCESS = frozenset({Step.BEGIN, Step.LOAD, Step.END})
+SAYS_SUCCESS = frozenset({Step.DRAIN, Step.BEGIN, Step.LOAD, Step.END})
 """Steps whose answer has a field `success`."""
 
 
 def plan(
-    mode: UpdateMode, route: UpdateRoute, *, sessions: bool, retract: bool, verify: bool
+    mode: UpdateMode, route: UpdateRoute, *, sessions: bool, retract: bool, verify: bool, on_gpu: bool
 ) -> tuple[Step, ...]:
     """Return the steps of an update.
 
@@ -59,6 +64,7 @@ def plan(
         sessions: whether this SGLang asks for sessions.
         retract: whether this SGLang can flush under a `retract` pause.
         verify: whether digests are compared.
+        on_gpu: whether the server's steps go on by themselves; those on a CPU have ended when it answers.
 
     Raises:
         ValueError: this SGLang cannot do `retract` without a stale cache.
@@ -68,8 +74,9 @@ def plan(
     left_out = set()
     if not sessions or route is UpdateRoute.DISK:
         left_out |= {Step.BEGIN, Step.END}
-    if mode is UpdateMode.IN_PLACE:
-        left_out.add(Step.FLUSH)
+    left_out.add(Step.FLUSH if mode is UpdateMode.IN_PLACE else Step.DRAIN)
+    if not on_gpu:
+        left_out.add(Step.DRAIN)
     if not verify:
         left_out.add(Step.CHECKSUM)
     return tuple(step for step in Step if step not in left_out)
@@ -79,6 +86,8 @@ def body(step: Step, mode: UpdateMode) -> dict[str, Any]:
     """Return what a step of one POST sends."""
     if step is Step.PAUSE:
         return {"mode": mode.value}
+    if step is Step.DRAIN:
+        return {"action": "checksum", "skip_tensor_list": [""]}
     if step is Step.CONTINUE:
         return {"torch_empty_cache": False}
     return {}

@@ -115,7 +115,14 @@ class Updater:
     def _steps(self, mode: UpdateMode, route: UpdateRoute) -> tuple[Step, ...]:
         facts = self._facts
         verify = self._digests is not None
-        return plan(mode, route, sessions=facts.weight_sessions, retract=facts.retract, verify=verify)
+        return plan(
+            mode,
+            route,
+            sessions=facts.weight_sessions,
+            retract=facts.retract,
+            verify=verify,
+            on_gpu=facts.device != "cpu",
+        )
 
     def _opened_digests(self) -> Digests | None:
         """Digests need a GPU: on a CPU, SGLang computes none."""

@@ -1,0 +1,475 @@
+"""The engine `sglang` over a server that only looks like one; tests/sglang holds the real one to the same."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import fake_sglang
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from relax_actor.engines.base import Prefix, Request, SamplingParams
+from relax_actor.engines.errors import EngineNotReadyError, RequestError
+from relax_actor.engines.sglang.engine import SglangEngine, Surroundings
+from relax_actor.engines.sglang.errors import (
+    EngineDownError,
+    ServerError,
+    ServerGoneError,
+    ServerHungError,
+    StartError,
+)
+from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.settings import ServerSettings
+from relax_actor.engines.sglang.states import EngineState
+from relax_actor.engines.sglang.weights import Deadlines, Updater, UpdateSettings
+from relax_actor.errors import PartialRolloutFormatError
+from relax_actor.protocol import FinishReason
+
+CONTEXT, VOCABULARY, DEADLINE_S = 64, 100, 20.0
+WEIGHTS = [("w", torch.arange(8.0))]
+
+
+class Play:
+    """An engine of a test, and what it has told its actor."""
+
+    def __init__(
+        self, folder: Path, *, stream=0, mode="auto", health_s=5.0, slots=8, args=(), **script
+    ) -> None:
+        self.events, self.woken = [], 0
+        server = ServerSettings(
+            model=str(folder),
+            python=str(fake_sglang.stand_in(folder)),
+            context_tokens=CONTEXT,
+            slots=8,
+            stream_tokens=stream,
+            env={"FAKE_SGLANG": json.dumps(script)},
+        )
+        self.engine = SglangEngine(
+            server,
+            GenerationSettings(seed=3, stream=stream > 0),
+            self.updater,
+            vocabulary=VOCABULARY,
+            log=folder / "server.log",
+            update_mode=mode,
+            health_s=health_s,
+            around=Surroundings(
+                wake=self.wake, emit=lambda kind, **fields: self.events.append((kind, fields))
+            ),
+        )
+
+    def updater(self, client, found):
+        return Updater(client, found, UpdateSettings(deadlines=Deadlines(step_s=1.0, bytes_per_s=1e9)))
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def emit(self, kind, **fields) -> None:
+        self.events.append((kind, fields))
+
+    def of(self, kind):
+        return [fields for name, fields in self.events if name == kind]
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Start engines that are closed at the end, whatever becomes of the test."""
+    played = []
+
+    def start(**how):
+        folder = tmp_path / str(len(played))
+        folder.mkdir()
+        played.append(Play(folder, **how))
+        return played[-1]
+
+    yield start
+    for each in played:
+        each.engine.close()
+
+
+@pytest.fixture
+def engine(play):
+    made = play().engine
+    made.install(1, WEIGHTS)
+    return made
+
+
+def request(group=0, sample=0, prompt=(5, 6, 7), max_new=8, prefix=None, **params):
+    kind = {} if prefix is None else {"prefix": prefix}
+    return Request(
+        group_id=group,
+        sample_index=sample,
+        prompt=tuple(prompt),
+        params=SamplingParams(max_new_tokens=max_new, **params),
+        **kind,
+    )
+
+
+def expected(prompt, tokens):
+    """Return what the fake samples: every token is a function of all before."""
+    text = list(prompt)
+    for _ in range(tokens):
+        text.append(sum(text) % 97 + 3)
+    return text[len(prompt) :]
+
+
+def drain(engine):
+    done, end = {}, time.monotonic() + DEADLINE_S
+    while engine.in_flight:
+        done.update({each.request.key: each for each in engine.step()})
+        assert time.monotonic() < end, "the engine does not finish"
+        time.sleep(0.002)
+    return done
+
+
+def wait_for(what):
+    end = time.monotonic() + DEADLINE_S
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_an_engine_that_has_started_serves_and_has_no_version(play):
+    engine = play().engine
+    assert (engine.state, engine.version) == (EngineState.UNSYNCED, None)
+    with pytest.raises(EngineNotReadyError):
+        engine.submit([request()])
+    with pytest.raises(EngineNotReadyError):
+        engine.step()
+
+
+def test_the_start_is_told_with_its_parts_and_the_server(play):
+    (started,) = (played := play()).of("engine_started")
+    assert started["sglang"] == "0.5.23"
+    assert started["phases"]["first_token"] >= 0
+    assert psutil.pid_exists(started["server_pid"])
+    assert played.engine.capabilities.version_spans
+
+
+@pytest.mark.parametrize("stream", [0, 3])
+def test_samples_are_returned_with_their_tokens_versions_and_reasons(play, stream):
+    engine = play(stream=stream).engine
+    engine.install(4, WEIGHTS)
+    stop = expected((5, 6, 9), 5)[-1]
+    requests = [request(sample=i, prompt=(5, 6, 7 + i), stop_token_ids=(stop,)) for i in range(4)]
+    engine.submit(requests)
+    done = drain(engine)
+
+    assert len(done) == 4
+    for key, completion in done.items():
+        tokens = expected(completion.request.prompt, 8)
+        wanted = tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert completion.tokens.tolist() == wanted, key
+        assert completion.versions.tolist() == [4] * len(wanted)
+        assert completion.logprobs.tolist() == [-0.5] * len(wanted)
+        reason = FinishReason.STOP if stop in tokens else FinishReason.LENGTH
+        assert completion.finish_reason is reason
+
+
+def test_the_actor_is_woken_when_a_sample_has_finished(play):
+    played = play()
+    played.engine.install(1, WEIGHTS)
+    played.engine.submit([request(max_new=2)])
+    before = played.woken
+    wait_for(lambda: played.woken > before)
+    wait_for(played.engine.step)
+
+
+def test_a_prefix_is_gone_on_from_and_counts(engine):
+    tokens = expected((5, 6, 7), 8)
+    prefix = Prefix(tokens=tuple(tokens[:3]), logprobs=(-1.0,) * 3, versions=(0, 0, 0))
+    engine.submit([request(prefix=prefix)])
+    (completion,) = drain(engine).values()
+
+    assert completion.tokens.tolist() == tokens
+    assert completion.versions.tolist() == [0] * 3 + [1] * 5
+    assert completion.logprobs.tolist() == [-1.0] * 3 + [-0.5] * 5
+
+
+@pytest.mark.parametrize("stream", [0, 2])
+@pytest.mark.parametrize("mode", ["in_place", "abort"])
+def test_samples_in_flight_go_on_over_an_update_and_say_which_version_sampled_each_token(play, stream, mode):
+    played = play(stream=stream, mode=mode, token_s=0.02)
+    engine = played.engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(sample=i, prompt=(5, 6, 7 + i), max_new=40) for i in range(4)])
+    time.sleep(0.2)  # some tokens, by the fake's clock
+    engine.install(2, WEIGHTS)
+    done = drain(engine)
+
+    for completion in done.values():
+        versions = completion.versions.tolist()
+        assert completion.tokens.tolist() == expected(completion.request.prompt, 40)
+        assert versions == sorted(versions)
+        assert set(versions) == {1, 2}
+    updated = played.of("engine_updated")[-1]
+    assert updated["mode"] == mode
+    assert (updated["aborted"], updated["replayed_tokens"] > 0) == (
+        (4, True) if mode == "abort" else (0, False)
+    )
+
+
+def test_a_server_that_cannot_say_versions_is_updated_by_cutting_off(play):
+    played = play(version="0.5.17", spans=False, token_s=0.02)
+    engine = played.engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=30)])
+    time.sleep(0.2)
+    engine.install(2, WEIGHTS)
+    (completion,) = drain(engine).values()
+
+    assert played.of("engine_updated")[-1]["mode"] == "abort"
+    assert completion.tokens.tolist() == expected((5, 6, 7), 30)
+    assert set(completion.versions.tolist()) == {1, 2}
+
+
+def test_in_place_of_a_server_that_cannot_say_versions_is_refused(play):
+    with pytest.raises(EngineDownError, match=r"0\.5\.17 does not say"):
+        play(version="0.5.17", mode="in_place")
+
+
+def test_partial_tokens_are_known_where_requests_are_streamed(play):
+    engine = play(stream=2, token_s=0.01).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=60)])
+    wait_for(lambda: engine.lengths()[0, 0] >= 4)
+    (partial,) = engine.peek([(0, 0), (9, 9)])
+
+    assert partial.tokens.tolist() == expected((5, 6, 7), len(partial.tokens))
+    assert set(partial.versions.tolist()) == {1}
+    assert partial.finish_reason is FinishReason.ABORT
+    assert engine.in_flight == 1
+
+
+def test_abort_returns_the_tokens_so_far_and_disturbs_no_other(play):
+    engine = play(token_s=0.01).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(sample=i, max_new=40) for i in range(3)])
+    time.sleep(0.1)
+    aborted = engine.abort([(0, 0), (0, 2), (7, 7)])
+
+    assert sorted(each.request.key for each in aborted) == [(0, 0), (0, 2)]
+    for each in aborted:
+        assert each.finish_reason is FinishReason.ABORT
+        assert each.tokens.tolist() == expected((5, 6, 7), len(each.tokens))
+    assert list(drain(engine)) == [(0, 1)]
+
+
+def test_what_the_server_cuts_off_unasked_goes_on(play):
+    engine = play(cut_off=3).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(sample=i) for i in range(4)])
+    for completion in drain(engine).values():
+        assert completion.tokens.tolist() == expected((5, 6, 7), 8)
+
+
+def test_a_server_that_cuts_off_again_and_again_is_given_up(play):
+    engine = play(cut_off=99).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=20)])
+    with pytest.raises(EngineDownError, match="no memory"):
+        drain(engine)
+    assert engine.state is EngineState.DOWN
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (request(group=9, prompt=()), "empty"),
+        (request(group=9, prompt=[5] * CONTEXT), "leaves no room"),
+        (request(group=9, prompt=[VOCABULARY]), "the model has"),
+        (request(group=9, max_new=0), "max_new_tokens is 0"),
+    ],
+)
+def test_what_can_never_be_sampled_does_not_reach_the_server(engine, bad, says):
+    asked = engine._client.get("/asked", deadline_s=5).count("/generate")
+    with pytest.raises(RequestError, match=says):
+        engine.submit([request(), bad])
+    assert engine.in_flight == 0
+    assert engine._client.get("/asked", deadline_s=5).count("/generate") == asked
+
+
+def test_what_the_cache_cannot_hold_does_not_reach_the_server(play):
+    engine = play(kv_tokens=30).engine
+    engine.install(1, WEIGHTS)
+    with pytest.raises(RequestError, match="context of 22 tokens"):
+        engine.submit([request(prompt=[5] * 22)])
+
+
+def test_what_the_server_refuses_is_given_up_and_nothing_else(play):
+    engine = play(fail={"/generate#3": 400}).engine  # the first one asked whether it lives
+    engine.install(1, WEIGHTS)
+    engine.submit([request(sample=i) for i in range(3)])
+    done = drain(engine)
+    (refused,) = engine.refused()
+
+    assert len(done) == 2
+    assert refused.key not in done
+    assert "told to answer 400" in str(refused)
+    assert engine.refused() == []
+    assert engine.version == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [(500, ServerError), ("close", ServerGoneError), ("die", ServerGoneError)]
+)
+def test_a_broken_server_ends_the_engine(play, how, error):
+    played = play(fail={"/generate#3": how})
+    engine = played.engine
+    engine.install(1, WEIGHTS)
+    pid = played.of("engine_started")[0]["server_pid"]
+    engine.submit([request(sample=i) for i in range(3)])
+    with pytest.raises(error):
+        drain(engine)
+
+    assert engine.state is EngineState.DOWN
+    assert not psutil.pid_exists(pid)
+    for refused in (engine.step, engine.check, lambda: engine.install(2, WEIGHTS)):
+        with pytest.raises(EngineDownError):
+            refused()
+
+
+def test_the_death_of_the_server_is_named_at_once_also_where_nothing_is_in_flight(play):
+    played = play()
+    engine, pid = played.engine, played.of("engine_started")[0]["server_pid"]
+    engine.install(1, WEIGHTS)
+    before = played.woken
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: played.woken > before)
+    with pytest.raises(
+        ServerGoneError, match=rf"main process \(pid {pid}\) has ended; its log ends: The server"
+    ):
+        engine.check()
+
+
+def test_a_hung_server_is_found_by_a_token_that_does_not_come(play):
+    played = play(health_s=0.3, token_s=0.005)
+    engine, pid = played.engine, played.of("engine_started")[0]["server_pid"]
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=50)])
+    os.kill(pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(ServerHungError):
+        drain(engine)
+    assert time.monotonic() - begin < 3.0
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_server_that_answers_but_generates_nothing_is_hung(play):
+    """Its own health page would say that it is well."""
+    engine = play(health_s=0.3, fail={f"/generate#{call}": "hang" for call in range(2, 9)}).engine
+    engine.install(1, WEIGHTS)
+    with pytest.raises(ServerHungError):
+        wait_for(engine.check)
+
+
+def test_a_slow_server_is_not_taken_for_hung(play):
+    """No sample finishes within the deadline, but its load changes."""
+    engine = play(health_s=0.2, token_s=0.1).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=20)])
+    (completion,) = drain(engine).values()
+    assert len(completion.tokens) == 20
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"meta.finish_reason": None},
+        {"meta.finish_reason": {"type": "strange"}},
+        {"meta.output_token_logprobs": []},
+        {"meta.weight_versions": [{"version": "1", "start": 0, "end": 3}]},
+        {"meta.weight_versions": [{"version": "uninit", "start": 0, "end": 8}]},
+        {"meta_info": 7},
+    ],
+)
+def test_an_answer_that_makes_no_sample_is_named_and_ends_the_engine(play, bad):
+    engine = play(bad=bad).engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request()])
+    with pytest.raises(PartialRolloutFormatError):
+        drain(engine)
+    assert engine.state is EngineState.DOWN
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"fail": {"/update_weights_from_tensor#2": 500}},
+        {"fail": {"/update_weights_from_tensor#2": "close"}},
+        {"fail": {"/end_weight_update#2": 400}},
+        {"fail": {"/continue_generation#2": "hang"}},
+        {"lie_version": "1"},
+    ],
+    ids=str,
+)
+def test_weights_in_doubt_are_never_sampled_from(play, script):
+    played = play(**script)
+    engine = played.engine
+    engine.install(1, WEIGHTS)
+    engine.submit([request(max_new=30)])
+    with pytest.raises(Exception, match=r"policy version 2|SGLang"):
+        engine.install(2, WEIGHTS)
+
+    assert (engine.state, engine.version) == (EngineState.DOWN, None)
+    assert not psutil.pid_exists(played.of("engine_started")[0]["server_pid"])
+
+
+def test_a_source_that_fails_before_anything_was_sent_costs_no_server(engine):
+    def half():
+        yield from WEIGHTS
+        raise ConnectionError("the source is lost")
+
+    with pytest.raises(ConnectionError):
+        engine.install(2, half())
+    assert (engine.state, engine.version) == (EngineState.UNSYNCED, None)
+    engine.install(2, WEIGHTS)
+    assert engine.version == 2
+
+
+def test_a_lower_version_is_refused_and_nothing_changes(engine):
+    with pytest.raises(ValueError, match="0 is lower than 1"):
+        engine.install(0, WEIGHTS)
+    assert engine.version == 1
+
+
+def test_invalid_weights_are_no_version(engine):
+    engine.invalidate()
+    assert engine.version is None
+    with pytest.raises(EngineNotReadyError):
+        engine.step()
+    with pytest.raises(EngineNotReadyError):
+        engine.weights([])
+
+
+@pytest.mark.parametrize("script", [{"die_at_start": True}, {"fail": {"/server_info": 500}}], ids=str)
+def test_a_server_that_does_not_come_up_leaves_nothing(play, script, tmp_path):
+    with pytest.raises((StartError, ServerError)) as caught:
+        play(**script)
+    if "die_at_start" in script:
+        assert "exit code 3; its last word: ValueError: no such model" in str(caught.value)
+    assert not [
+        each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(each.info["cmdline"])
+    ]
+
+
+def test_a_closed_engine_has_no_server(play):
+    played = play()
+    played.engine.close()
+    played.engine.close()
+    assert not psutil.pid_exists(played.of("engine_started")[0]["server_pid"])
+    with pytest.raises(EngineDownError, match="closed"):
+        played.engine.step()
+
+
+def test_slots_are_counted(engine):
+    engine.submit([request(sample=i) for i in range(8)])
+    assert (engine.free_slots, engine.in_flight) == (0, 8)
+    with pytest.raises(ValueError, match="1 requests do not fit"):
+        engine.submit([request(group=1)])
+    drain(engine)
+    assert engine.free_slots == 8
+    assert np.isclose(engine.nap_s, 5.0, atol=5.0)
