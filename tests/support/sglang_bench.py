@@ -30,7 +30,14 @@ class SglangBench:
         self.starts = 0
 
     def engine(
-        self, model: Path, *, vocabulary: int, context: int, slots: int = 16, stream: bool = False
+        self,
+        model: Path,
+        *,
+        vocabulary: int,
+        context: int,
+        slots: int = 16,
+        stream: bool = False,
+        expert_shape: tuple[int, int] | None = None,
     ) -> SglangEngine:
         """Return the engine without a version and without requests.
 
@@ -40,10 +47,11 @@ class SglangBench:
             context: in tokens.
             slots: at most 16.
             stream: whether tokens are heard of as they come.
+            expert_shape: layers and experts a token, where `server` has `routed_experts`.
         """
         if self._engine is None or self._engine.state is EngineState.DOWN:
             self._engine = self._started(model, vocabulary, context)
-        renew(self._engine, slots=slots, stream=stream)
+        renew(self._engine, slots=slots, stream=stream, expert_shape=expert_shape)
         return self._engine
 
     def close(self) -> None:
@@ -70,11 +78,11 @@ class SglangBench:
         )
 
 
-def renew(engine: SglangEngine, *, slots: int, stream: bool) -> None:
+def renew(engine: SglangEngine, *, slots: int, **generation: Any) -> None:
     """Take an engine's requests and version from it; its server goes on, with weights that nobody may use."""
     engine.abort(list(engine.lengths()))
     engine.refused()
     engine._generation._finished.clear()
-    engine._generation._settings = msgspec.structs.replace(engine._generation._settings, stream=stream)
+    engine._generation._settings = msgspec.structs.replace(engine._generation._settings, **generation)
     engine._settings = msgspec.structs.replace(engine._settings, slots=slots)
     engine._state, engine._version, engine._lowest_version = EngineState.UNSYNCED, None, 0
