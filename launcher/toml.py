@@ -22,6 +22,8 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_value(key)} = {_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, str):  # a JSON string is a TOML basic string, but for DEL, which TOML wants escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return repr(value)

@@ -14,10 +14,10 @@ import math
 import os
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -45,8 +45,8 @@ from relax_actor.ids import PolicyVersion  # noqa: E402
 BUCKETS = (1 << 28, 1 << 29, 1 << 30, 1 << 31)
 ROUNDS = 5
 REQUESTS = 32
-SETTLE_S = 2.0
-"""After which every request has been prefilled again."""
+TOKENS = 1500
+UPDATE_AFTER_S = 3.0
 SHAPES = {  # hidden, layers, intermediate, heads, key-value heads
     0.6: (1024, 28, 3072, 16, 8),
     1.7: (2048, 28, 6144, 16, 8),
@@ -94,9 +94,7 @@ class Bench:
         """Yield the parts by name."""
         yield "idle", self.idle
         yield "verified", self.verified
-        for mode in UpdateMode:
-            if mode is not UpdateMode.RETRACT or self.facts.retract:
-                yield f"under_load_{mode}", lambda mode=mode: self.under_load(mode)
+        yield "under_load", self.under_load
         if torch.cuda.device_count() > self.placement.ranks:
             yield "broadcast", self.broadcast
 
@@ -128,28 +126,44 @@ class Bench:
         updater.close()
         return {"first": figures(reports[:1]), "later": figures(reports[1:])}
 
-    def under_load(self, mode: UpdateMode) -> dict[str, Any]:
-        """Update in the middle of `REQUESTS` requests that never end.
+    def under_load(self) -> list[dict[str, Any]]:
+        """Requests of equal length with an update in the middle of them, beside some without; modes in turn.
 
-        What the server holds for them grows by what they sample, so the seconds of sampling that an update
-        costs are those until all go on, less those in which as much would have been sampled before it.
+        The seconds that an update costs are those by which all requests end later.
         """
         updater = self.updater()
-        self.install(updater, UpdateMode.ABORT)
-        load = Load(self.client, self.version)
-        time.sleep(3.0)
-        before = load.rate(2.0)
-        held, started = load.held_tokens(), time.monotonic()
-        report = self.install(updater, mode, on_pause=load.collect if mode is UpdateMode.ABORT else None)
-        load.resume(self.version)
-        time.sleep(SETTLE_S)
-        gained, elapsed = load.held_tokens() - held, time.monotonic() - started
-        after = load.rate(2.0)
-        load.stop()
-        return figures([report]) | {
-            "tokens_s_before": round(before, 1),
-            "tokens_s_after": round(after, 1),
-            "lost_s": round(elapsed - gained / before, 4),
+        modes = [None, *(mode for mode in UpdateMode if mode is not UpdateMode.RETRACT or self.facts.retract)]
+        rows: dict[UpdateMode | None, list[dict[str, Any]]] = {mode: [] for mode in modes}
+        for _ in range(ROUNDS):
+            for mode in modes:
+                rows[mode].append(self.loaded(updater, mode))
+        calm_s = statistics.median(row["seconds"] for row in rows[None])
+        return [
+            {
+                "mode": mode or "no update",
+                "tokens_s": spread([REQUESTS * TOKENS / row["seconds"] for row in each]),
+                "lost_s": spread([row["seconds"] - calm_s for row in each]),
+                "paused_s": spread([row["paused_s"] for row in each]),
+                "aborted": each[0]["aborted"],
+                "replayed_tokens": spread([row["replayed_tokens"] for row in each]),
+            }
+            for mode, each in rows.items()
+        ]
+
+    def loaded(self, updater: Updater, mode: UpdateMode | None) -> dict[str, Any]:
+        """Send all requests, update after a while, wait for all."""
+        self.install(updater, UpdateMode.ABORT)  # an empty cache, as before every other row
+        load, paused_s, started = Load(self.client, self.version), 0.0, time.monotonic()
+        time.sleep(UPDATE_AFTER_S)
+        if mode is not None:
+            on_pause = load.collect if mode is UpdateMode.ABORT else None
+            paused_s = self.install(updater, mode, on_pause=on_pause).paused_s
+            load.resume(self.version)
+        load.finish()
+        seconds = time.monotonic() - started
+        return {
+            "seconds": seconds,
+            "paused_s": paused_s,
             "aborted": load.aborted,
             "replayed_tokens": load.replayed_tokens,
         }
@@ -166,55 +180,52 @@ class Bench:
 
 
 class Load:
-    """Requests that never end by themselves, and how many tokens they have got; one stream each."""
+    """`REQUESTS` requests of `TOKENS` tokens each.
+
+    Args:
+        client: of the server.
+        version: that is installed.
+    """
 
     def __init__(self, client: PlainClient, version: int) -> None:
-        self._client, self._version = client, version
+        self._client = client
         self.aborted = self.replayed_tokens = 0
-        self._ended = threading.Event()
-        self._prefixes = [[1, *range(100, 160), number] for number in range(REQUESTS)]
-        self._under_way: list[Any] = []
-        self._start()
-
-    def rate(self, seconds: float) -> float:
-        """Return the tokens a second, for so long from now on."""
-        first, started = self.held_tokens(), time.monotonic()
-        time.sleep(seconds)
-        return (self.held_tokens() - first) / (time.monotonic() - started)
-
-    def held_tokens(self) -> int:
-        """Return how many tokens the server holds for requests."""
-        loads = self._client.get("/v1/loads", deadline_s=30)["loads"]
-        return sum(load["num_used_tokens"] for load in loads)
+        self._prefixes = [[1, *range(100, 160), 200 + number] for number in range(REQUESTS)]
+        self._left = [TOKENS] * REQUESTS
+        self._under_way = self._started(version)
 
     def collect(self) -> None:
         """Take all requests back, as their owner does before an update."""
         self._client.post("/abort_request", {"abort_all": True}, deadline_s=60)
-        for number, future in enumerate(self._under_way):
+        for number, future in self._under_way.items():
             answer = future.result(60)
             self.aborted += answer["meta_info"]["finish_reason"]["type"] == "abort"
             self._prefixes[number] += answer["output_ids"]
-            self.replayed_tokens += len(self._prefixes[number])
-        self._under_way = []
+            self._left[number] -= len(answer["output_ids"])
+        self._under_way = {}
 
     def resume(self, version: int) -> None:
         """Send again what was collected."""
-        self._version = version
         if not self._under_way:
-            self._start()
+            self._under_way = self._started(version)
+            self.replayed_tokens = sum(len(self._prefixes[number]) for number in self._under_way)
 
-    def stop(self) -> None:
-        """End all."""
-        self._client.post("/abort_request", {"abort_all": True}, deadline_s=60)
-        for future in self._under_way:
-            future.result(60)
+    def finish(self) -> None:
+        """Wait for all."""
+        for future in self._under_way.values():
+            future.result(600)
 
-    def _start(self) -> None:
-        sampling = {"max_new_tokens": 16_000, "temperature": 1.0, "ignore_eos": True}
-        for prefix in self._prefixes:
-            body = {"input_ids": prefix, "sampling_params": sampling, "return_logprob": True}
-            body |= {"rid": uuid.uuid4().hex, "extra_key": str(self._version)}
-            self._under_way.append(self._client.start("/generate", body, deadline_s=600))
+    def _started(self, version: int) -> dict[int, Any]:
+        return {
+            number: self._client.start("/generate", self._body(number, version), deadline_s=600)
+            for number in range(REQUESTS)
+            if self._left[number]
+        }
+
+    def _body(self, number: int, version: int) -> dict[str, Any]:
+        sampling = {"max_new_tokens": self._left[number], "temperature": 1.0, "ignore_eos": True}
+        body = {"input_ids": self._prefixes[number], "sampling_params": sampling, "return_logprob": True}
+        return body | {"rid": uuid.uuid4().hex, "extra_key": str(version)}
 
 
 def figures(reports: list[UpdateReport]) -> dict[str, Any]:

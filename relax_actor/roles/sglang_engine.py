@@ -1,5 +1,6 @@
 """The engine `sglang` of a rollout: its server, its weights' way and its place, out of the configuration."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -47,7 +48,12 @@ def make_sglang_engine(
         log=context.run_dir / "logs" / f"{file_stem(context.name, context.incarnation)}.sglang.log",
         update_mode=rollout.update_mode,
         health_s=rollout.health_s,
-        around=Surroundings(wake=context.wake, progress=context.progress, emit=context.events.emit),
+        around=Surroundings(
+            wake=context.wake,
+            progress=context.progress,
+            emit=context.events.emit,
+            gone=lambda what: _end_spare(context, what),
+        ),
     )
 
 
@@ -80,6 +86,14 @@ def server_settings(
         env=rollout.sglang_env,
         keep_fds=keep_fds,
     )
+
+
+def _end_spare(context: Context, what: str) -> None:
+    """End a spare whose server has died: it takes no turns, so nobody would see it before it is needed."""
+    if context.is_spare:
+        sys.stderr.write(f"{what}\n")
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _updater(

@@ -10,7 +10,13 @@ from pathlib import Path
 import fake_sglang
 import psutil
 import pytest
-from loop_run import LoopRunner, assert_active_at_the_end, assert_kept_its_promises, assert_trainer_went_on
+from loop_run import (
+    LoopRunner,
+    assert_active_at_the_end,
+    assert_kept_its_promises,
+    assert_nothing_is_left,
+    assert_trainer_went_on,
+)
 
 from relax_actor.telemetry import read_events
 
@@ -63,7 +69,6 @@ def test_a_run_samples_with_a_server(loop, rollout):
         ({"fail": {"/update_weights_from_tensor#2": "die"}}, "SGLang's main process"),
         ({"fail": {f"/generate#{call}": "hang" for call in range(20, 60)}}, "generated nothing"),
         ({"lie_version": "0"}, "policy version"),
-        ({"die_at_start": True}, "no such model"),
     ],
     ids=str,
 )
@@ -77,6 +82,13 @@ def test_a_server_that_fails_costs_a_restart_of_its_rollout_and_nothing_else(
     assert_active_at_the_end(run, "rollout/0")
     died = run.of("child_exited", child="rollout/0")[0]
     assert says in json.dumps(died), died
+
+
+def test_a_server_that_cannot_start_ends_the_run_with_its_last_word(loop, rollout):
+    run = loop(rollout=rollout(die_at_start=True))
+    assert run.outcome.exit_code == 1
+    assert "exit code 3; its last word: ValueError: no such model" in run.outcome.reason
+    assert_nothing_is_left(run)
 
 
 @pytest.mark.parametrize("victim", ["server", "actor"])
@@ -153,7 +165,9 @@ def test_a_spare_takes_over_with_its_server_running(loop, rollout):
             killed.append(mine[-1]["pid"])
             os.kill(killed[0], signal.SIGKILL)
 
-    run = loop(rollout=rollout(slow_start_s=1.0) | {"spares": 1}, run={"steps": 8}, on_tick=kill)
+    run = loop(
+        rollout=rollout(token_s=0.05, slow_start_s=1.0) | {"spares": 1}, run={"steps": 12}, on_tick=kill
+    )
 
     assert_kept_its_promises(run)
     assert_active_at_the_end(run, "rollout/0")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from plain_client import PlainClient
+from safetensors.torch import save_file
 from weight_server import WeightServer
 
 from relax_actor.dcs import PolicyPublisher
@@ -28,6 +29,7 @@ from relax_actor.engines.sglang.weights import (
 )
 from relax_actor.engines.sglang.weights.disk import CheckpointFiles, SharedMemoryFiles
 from relax_actor.ids import PolicyVersion
+from relax_actor.trainers.checkpoint import CheckpointStore
 from transport.shm import ShmSpace
 
 OLD, NEW = (0, 5, 17), (0, 5, 23)
@@ -261,8 +263,7 @@ def test_replicas_compare_what_they_have_installed(serve, tmp_path: Path):
 def test_files_in_shared_memory_are_a_model_folder(serve, tmp_path: Path):
     server, client = serve()
     model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    write_model(model)
     space = ShmSpace("sglangdisk", tmp_path)
     with contextlib.closing(PolicyPublisher(space, keep=2, bucket_bytes=600)) as publisher:
         publisher.publish(V1, 0, weights().items())
@@ -285,12 +286,41 @@ def test_files_in_shared_memory_are_a_model_folder(serve, tmp_path: Path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_version_that_has_left_shared_memory_is_read_from_its_checkpoint(serve, tmp_path: Path):
+    server, client = serve()
+    CheckpointStore(tmp_path / "checkpoints").save(
+        1, lambda folder: write_model(folder / "model"), {"policy_version": 1}
+    )
+    write_model(tmp_path / "model")
+    updater = updater_of(
+        server,
+        client,
+        routes=(UpdateRoute.DISK,),
+        model_path=tmp_path / "model",
+        scratch=tmp_path / "scratch",
+        files=(
+            SharedMemoryFiles(ShmSpace("sglanggone", tmp_path)),
+            CheckpointFiles(tmp_path / "checkpoints"),
+        ),
+    )
+
+    report = updater.update(V1, weights().items(), mode=UpdateMode.ABORT)
+
+    assert report.buckets == 1
+    assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights().items())
+
+
+def write_model(folder: Path) -> None:
+    folder.mkdir()
+    save_file(weights(), folder / "model.safetensors")
+    (folder / "config.json").write_text("{}")
+
+
 def test_the_next_route_is_taken_while_nothing_is_torn(serve, tmp_path: Path):
     """A group that has no meeting place is given up before the server has heard of it."""
     server, client = serve()
     model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
+    write_model(model)
     space = ShmSpace("sglangnext", tmp_path)
     with contextlib.closing(PolicyPublisher(space, keep=2, bucket_bytes=600)) as publisher:
         publisher.publish(V1, 0, weights().items())

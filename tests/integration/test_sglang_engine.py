@@ -25,7 +25,7 @@ from relax_actor.engines.sglang.errors import (
 from relax_actor.engines.sglang.generation import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
-from relax_actor.engines.sglang.weights import Deadlines, Updater, UpdateSettings
+from relax_actor.engines.sglang.weights import Deadlines, MemoryTag, Updater, UpdateSettings
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
 
@@ -37,7 +37,7 @@ class Play:
     """An engine of a test, and what it has told its actor."""
 
     def __init__(
-        self, folder: Path, *, stream=0, mode="auto", health_s=5.0, slots=8, args=(), **script
+        self, folder: Path, *, stream=0, mode="auto", health_s=5.0, memory_saver=False, **script
     ) -> None:
         self.events, self.woken = [], 0
         server = ServerSettings(
@@ -46,6 +46,7 @@ class Play:
             context_tokens=CONTEXT,
             slots=8,
             stream_tokens=stream,
+            memory_saver=memory_saver,
             env={"FAKE_SGLANG": json.dumps(script)},
         )
         self.engine = SglangEngine(
@@ -473,3 +474,33 @@ def test_slots_are_counted(engine):
     drain(engine)
     assert engine.free_slots == 8
     assert np.isclose(engine.nap_s, 5.0, atol=5.0)
+
+
+def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(play):
+    engine = play(memory_saver=True, health_s=0.1).engine
+    engine.install(1, WEIGHTS)
+    engine.sleep()
+    assert (engine.state, engine.version) == (EngineState.ASLEEP, None)
+    time.sleep(0.2)  # longer than it may be silent
+    engine.check()
+    engine.sleep()  # again: nothing is asked twice
+
+    engine.wake([MemoryTag.WEIGHTS])
+    assert engine.state is EngineState.ASLEEP
+    engine.wake()
+    assert (engine.state, engine.version) == (EngineState.UNSYNCED, None)
+    engine.install(2, WEIGHTS)
+    engine.submit([request()])
+    assert drain(engine)[0, 0].versions.tolist() == [2] * 8
+
+
+def test_an_engine_with_samples_or_without_a_memory_saver_does_not_sleep(play, engine):
+    with pytest.raises(ValueError, match="no memory saver"):
+        engine.sleep()
+    busy = play(memory_saver=True).engine
+    busy.install(1, WEIGHTS)
+    busy.submit([request(max_new=50)])
+    with pytest.raises(ValueError, match="1 requests in flight"):
+        busy.sleep()
+    assert busy.version == 1
+    drain(busy)

@@ -190,7 +190,7 @@ def test_requests_go_on_in_place_and_know_which_weights_sampled_each_token(
     updater.update(old, server.states[old].items(), mode=UpdateMode.IN_PLACE)
     prompts = [[*PROMPT, 60 + number] for number in range(4)]
     running = [server.begin(prompt, 400, old) for prompt in prompts]
-    _wait_for_tokens(server, 4)
+    _wait_until_under_way(server)
 
     updater.update(new, server.states[new].items(), mode=UpdateMode.IN_PLACE)
 
@@ -215,7 +215,7 @@ def test_an_update_by_retraction_prefills_with_the_new_weights(server: Server, u
     updater, old, new = updater_of(), server.next_version(), server.next_version()
     updater.update(old, server.states[old].items(), mode=UpdateMode.IN_PLACE)
     running = server.begin(PROMPT, 300, old)
-    _wait_for_tokens(server, 1)
+    _wait_until_under_way(server)
 
     updater.update(new, server.states[new].items(), mode=UpdateMode.RETRACT)
 
@@ -232,7 +232,7 @@ def test_collected_requests_go_on_as_prefixes(server: Server, updater_of: Any) -
     updater, old, new = updater_of(), server.next_version(), server.next_version()
     updater.update(old, server.states[old].items(), mode=UpdateMode.ABORT)
     running = server.begin(PROMPT, 400, old)
-    _wait_for_tokens(server, 1)
+    _wait_until_under_way(server)
     parts: list[Any] = []
 
     def collect() -> None:
@@ -307,16 +307,9 @@ def _wait(client: PlainClient, process: subprocess.Popen[bytes], log: Path) -> t
     return pytest.fail("the server did not come up:\n" + "\n".join(log.read_text().splitlines()[-30:]))
 
 
-def _wait_for_tokens(server: Server, requests: int) -> None:
-    """Wait until so many requests are running and have sampled something."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        loads = server.client.get("/v1/loads", deadline_s=30)["loads"]
-        if sum(load["num_running_reqs"] for load in loads) >= requests:
-            time.sleep(0.3)  # they have to be in the middle of it; the test checks that they were
-            return
-        time.sleep(0.02)
-    pytest.fail("the requests did not begin to run")
+def _wait_until_under_way(server: Server) -> None:
+    """Wait for a dozen tokens of a request that was sent later than those that are to be in their middle."""
+    server.begin(PROMPT[:8], 12, "probe").result(60)
 
 
 def _sampled(server: Server, version: int) -> tuple[list[int], Any]:

@@ -105,6 +105,7 @@ class Fake:
         self.running = asyncio.Event()
         self.running.set()
         self.in_session = False
+        self.released: set[str] = set()
         self.log: list[str] = []
         self.cut_off = int(self.script.get("cut_off", 0))
 
@@ -122,6 +123,8 @@ class Fake:
             "/end_weight_update",
             "/update_weights_from_tensor",
             "/flush_cache",
+            "/release_memory_occupation",
+            "/resume_memory_occupation",
         ):
             app.router.add_post(path, getattr(self, path[1:]))
         app.router.add_get("/asked", self.asked)
@@ -172,6 +175,7 @@ class Fake:
                 "tp_size": int(option("--tp-size", "1")),
                 "device": option("--device", "cuda"),
                 "max_total_num_tokens": self.script.get("kv_tokens", 4096),
+                "enable_memory_saver": "--enable-memory-saver" in sys.argv,
                 "enable_deterministic_inference": "--enable-deterministic-inference" in sys.argv,
                 "enable_return_routed_experts": "--enable-return-routed-experts" in sys.argv,
             }
@@ -265,6 +269,16 @@ class Fake:
         body = await http.json()
         self.version = body.get("weight_version") or self.version
         return web.json_response({"success": True, "message": "Success."})
+
+    async def release_memory_occupation(self, http: web.Request) -> web.Response:
+        self.released |= set((await http.json())["tags"])
+        return web.json_response({})
+
+    async def resume_memory_occupation(self, http: web.Request) -> web.Response:
+        tags = set((await http.json())["tags"])
+        status = 200 if tags <= self.released else 500
+        self.released -= tags
+        return web.json_response({}, status=status)
 
     async def flush_cache(self, _: web.Request) -> web.Response:
         return web.json_response({}, status=400 if self.requests else 200)

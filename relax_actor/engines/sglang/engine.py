@@ -23,7 +23,7 @@ from relax_actor.engines.sglang.health import Health, ask_for_a_token
 from relax_actor.engines.sglang.server import START_S, Server
 from relax_actor.engines.sglang.settings import SPARE_TOKENS, ServerSettings
 from relax_actor.engines.sglang.states import EngineState, EngineTrigger, move
-from relax_actor.engines.sglang.weights import UpdateMode, UpdateReport
+from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory, UpdateMode, UpdateReport
 from relax_actor.errors import RelaxError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 
@@ -72,6 +72,7 @@ class Surroundings:
     wake: Callable[[], None] = _nothing  # from any thread: there is something for `step`
     progress: Callable[[str], None] = _nothing  # how far it has come
     emit: Callable[..., None] = _nothing  # an event: its kind, and its fields
+    gone: Callable[[str], None] = _nothing  # from any thread: a process of the server has ended
 
 
 class SglangEngine:
@@ -122,6 +123,7 @@ class SglangEngine:
             )
             self._health = Health(self._client, every_s=health_s, on_ready=around.wake)
             self._updater = make_updater(self._client, self.capabilities)
+            self._memory = ServerMemory(self._client, is_supported=self.capabilities.memory_saver)
         except BaseException:
             self._kill()
             raise
@@ -199,6 +201,38 @@ class SglangEngine:
         """Take the installed weights for torn."""
         self._check_up()
         self._move(EngineTrigger.INVALID)
+
+    def sleep(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> None:
+        """Give GPU memory to somebody else; there is no version until `wake` and the next install.
+
+        Args:
+            tags: which memory; what stays, stays with the server.
+
+        Raises:
+            ValueError: requests are in flight, or the server has no memory saver; nothing has changed.
+            SglangUpdateError: it failed. The engine is down.
+        """
+        self._check_up()
+        with self._failing():
+            self._memory.release(tags, in_flight=self.in_flight)
+        if self._state is not EngineState.ASLEEP:
+            self._move(EngineTrigger.SLEEP)
+
+    def wake(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> None:
+        """Take memory back. The weights are undefined, so an install has to follow.
+
+        Args:
+            tags: which memory; the server is awake when all of it is back.
+
+        Raises:
+            SglangUpdateError: it failed. The engine is down.
+        """
+        self._check_up()
+        with self._failing():
+            self._memory.resume(tags)
+        if self._state is EngineState.ASLEEP and not self._memory.released:
+            self._move(EngineTrigger.WAKE)
+            self._health.ask_now()
 
     # -- samples -------------------------------------------------------------------------------------
 
@@ -303,11 +337,14 @@ class SglangEngine:
         self._death = what
         self._has_died.set()
         self._client.fail(ServerGoneError(what))
+        self._around.gone(what)
         self._around.wake()
 
     def _look_after(self) -> None:
         if self._has_died.is_set():
             raise ServerGoneError(self._death)
+        if self._state is EngineState.ASLEEP:  # it has nothing to compute a token with
+            return
         if self._health.look(self._generation.progress):
             self._around.progress(f"SGLang has answered {self._generation.progress} times")
 

@@ -69,7 +69,9 @@ def test_every_setting_is_in_the_reference():
     for section, fields in SECTIONS.items():
         part = page.partition(f"## [{section}]")[2].partition("\n## ")[0]
         for key, field in fields.items():
-            default = "required" if field.default is msgspec.NODEFAULT else f"`{json.dumps(field.default)}`"
+            made = field.default_factory
+            value = field.default if made is msgspec.NODEFAULT else made()
+            default = "required" if value is msgspec.NODEFAULT else f"`{json.dumps(value)}`"
             assert f"| `{key}` | {wanted(field.type)} | {default} |" in part, f"{section}.{key}"
 
 

@@ -244,3 +244,12 @@ def test_a_written_configuration_reads_back_the_same(tmp_path_factory, name, rat
 
 def test_any_text_is_text():
     assert parse("  x ", str) == "  x "
+
+
+def test_a_table_of_texts_is_read_from_a_file_and_from_an_override_and_written_back(toml, tmp_path):
+    text = '[model]\npath = "m"\n[data]\npath = "d"\n[rollout]\nsglang_env = { A = "1", "b.c" = "x\\"y" }\n'
+    config = load(toml(text))
+    assert config.rollout.sglang_env == {"A": "1", "b.c": 'x"y'}
+    assert load(toml(to_toml(config), name="again.toml")).rollout == config.rollout
+    assert load(None, [*NEEDED, 'rollout.sglang_env={"A": "2"}']).rollout.sglang_env == {"A": "2"}
+    assert "must be a table of texts" in report(refusal("rollout.sglang_env=A"))
