@@ -107,7 +107,8 @@ def test_no_sample_is_lost_whichever_process_of_a_server_dies_in_mid_group_or_ha
             "health_s": 4.0,
             "sglang_python": sglang_python,
         },
-        run={"steps": 8},
+        # On policy: while a group is sampled no update comes, so a hang is found by asking for a token.
+        run={"steps": 6, "max_staleness": 0, "mode": "async_on_policy"},
         on_tick=saboteur,
         deadline_s=DEADLINE_S,
     )
