@@ -18,6 +18,7 @@ from launcher.fields import SECTIONS
 from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
+from launcher.settings import is_no_path
 from launcher.sglang_checks import sglang_problems
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
@@ -45,7 +46,9 @@ def check_config(config: Config, where: Where = str) -> list[ConfigError]:
     return [*_batches(config, where), *_combinations(config, where), *_files(config, where)]
 
 
-def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where = str) -> list[ConfigError]:
+def check_machine(
+    config: Config, folder: Path, estimate: Estimate, where: Where = str, *, alone: bool = True
+) -> list[ConfigError]:
     """Return what this machine lacks for a run.
 
     Args:
@@ -53,13 +56,11 @@ def check_machine(config: Config, folder: Path, estimate: Estimate, where: Where
         folder: the run folder, which need not exist.
         estimate: what the run needs.
         where: what errors call an option.
+        alone: whether actors run here; other hosts are asked for their memory in time.
     """
-    problems = [
-        _shared_memory(config, estimate, where),
-        _socket_folder(),
-        _writable(folder, where),
-        *sglang_problems(config, where),
-    ]
+    shared = _shared_memory(config, estimate, where) if alone else None
+    servers = sglang_problems(config, where) if alone else []
+    problems = [shared, _socket_folder(), _writable(folder, where), *servers]
     return [problem for problem in problems if problem]
 
 
@@ -105,6 +106,10 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     if valid > samples:
         fact = f"is {valid}, but a group has only {samples} samples (rollout.samples_per_prompt)"
         yield ConfigError(where("queue.min_valid_samples"), fact, f"use 1 to {samples}")
+    if config.rollout.min_replicas > config.rollout.replicas:
+        least, replicas = config.rollout.min_replicas, config.rollout.replicas
+        fact = f"is {least}, more than rollout.replicas, which is {replicas}"
+        yield ConfigError(where("rollout.min_replicas"), fact)
     if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
         yield ConfigError(
             where("queue.on_partial_timeout"),
@@ -187,7 +192,7 @@ def _texts(config: Config, where: Where) -> Iterator[ConfigError]:
             Path(config.data.prefix_path).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             yield ConfigError(where("data.prefix_path"), f"cannot be read as text: {error}")
-    if config.run.resume not in {"none", "auto"}:
+    if not is_no_path(config.run.resume):
         yield from _checkpoint(Path(config.run.resume), where)
     if config.run.user_path and not os.path.isdir(config.run.user_path):  # noqa: PTH112 - as above
         yield ConfigError(where("run.user_path"), f"is no folder: {config.run.user_path}")

@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 
 import click
 
+from launcher.cli_completion import completion
 from launcher.cli_dcs import dcs
+from launcher.cli_launch import launch, plan
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
@@ -133,94 +135,8 @@ def command_line() -> None:
     """See the help above; a docstring would be shown instead of it."""
 
 
-_MODES = "async_on_policy or async_off_policy  [async_off_policy]"
-
-
-def _launch_options(command: Any) -> Any:
-    options = [
-        click.argument("arguments", nargs=-1, metavar="[CONFIG.toml] [SECTION.KEY=VALUE]..."),
-        click.option("--mode", metavar="MODE", help=_MODES),
-        click.option("--model", metavar="PATH", help="Hugging Face model folder to train."),
-        click.option("--dataset", metavar="PATH", help="Prompts, JSONL."),
-        click.option("--steps", metavar="N", help="Optimizer steps.  [100]"),
-        click.option("--global-batch-size", metavar="N", help="Samples a step.  [128]"),
-        click.option("--micro-batch-size", metavar="N", help="Samples forward and backward at once.  [32]"),
-        click.option("--run-dir", metavar="PATH", help="Run folder.  [runs/{name}-{time}]"),
-        click.option("--resume", metavar="WHAT", help="none, auto (newest checkpoint) or a path.  [none]"),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@command_line.command(
-    "launch",
-    help="""Run a training job on this machine until it is done.
-
-    \b
-      relax-actor launch run.toml rollout.replicas=4 --steps 50
-      relax-actor launch run.toml --run-dir runs/mine --resume auto
-
-    Settings come from CONFIG.toml, then SECTION.KEY=VALUE, then options; what
-    comes later wins. Paths in the file are relative to the file. Ctrl-C stops
-    all actors in order; a second one kills them.
-    """,
-    epilog="""\b
-    Exit status: 0 done, 1 the run failed, 2 the configuration is wrong,
-    3 this machine cannot run it, 130 after Ctrl-C, 143 after SIGTERM.
-    """,
-)
-@_launch_options
-@click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
-@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard files.")
-@click.option("--tag-output", is_flag=True, help="Also print what actors write, as `logs -f`.")
-@click.option("--live/--plain", default=None, help="Redraw in place, or a line an event.  [by terminal]")
-def _launch(
-    arguments: tuple[str, ...],
-    *,
-    dry_run: bool,
-    tensorboard: bool,
-    tag_output: bool,
-    live: bool | None,
-    **flags: str | None,
-) -> int:
-    from launcher.launch import Request, launch  # noqa: PLC0415 - see the module's docstring
-
-    config_path, overrides = _split(arguments)
-    request = Request(
-        config_path=config_path,
-        overrides=overrides,
-        flags=_named(flags),
-        dry_run=dry_run,
-        tensorboard=tensorboard,
-        tag_output=tag_output,
-        live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
-    )
-    return launch(request, sys.stdout)
-
-
-@command_line.command(
-    "plan",
-    help="""Check a job and print what a launch would start and need.
-
-    \b
-      relax-actor plan run.toml train.global_batch_size=64
-
-    Starts nothing and imports no torch. With --run-dir, plan.json and
-    resolved.toml are written there.
-    """,
-    epilog="Exit status: 0 it can be launched, 2 the configuration is wrong.",
-)
-@_launch_options
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
-def _plan(arguments: tuple[str, ...], *, as_json: bool, **flags: str | None) -> int:
-    from launcher.launch import Request, launch  # noqa: PLC0415 - see the module's docstring
-
-    config_path, overrides = _split(arguments)
-    request = Request(
-        config_path=config_path, overrides=overrides, flags=_named(flags), dry_run=True, as_json=as_json
-    )
-    return launch(request, sys.stdout)
+command_line.add_command(launch)
+command_line.add_command(plan)
 
 
 @command_line.command(
@@ -244,16 +160,5 @@ def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
     return stop(RunFolder.open(run), sys.stdout, kill=kill, timeout_s=timeout_s)
 
 
-for _command in (*COMMANDS, dcs):
+for _command in (*COMMANDS, dcs, completion):
     command_line.add_command(_command)
-
-
-def _split(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
-    """Tell the configuration file, which comes first, from the overrides."""
-    if arguments and ("=" not in arguments[0] or arguments[0].endswith(".toml")):
-        return Path(arguments[0]), arguments[1:]
-    return None, arguments
-
-
-def _named(flags: dict[str, str | None]) -> dict[str, str | None]:
-    return {f"--{name.replace('_', '-')}": value for name, value in flags.items()}

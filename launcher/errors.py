@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     RUN_FAILED = 1
     CONFIG = 2
     PREFLIGHT = 3
+    HOST_LOST = 4
 
 
 class RefusedError(ConfigError):

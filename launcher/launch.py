@@ -5,6 +5,7 @@ draws the display and derives the metrics. Signals only set a flag there: the fi
 run to stop, the second has everything killed.
 """
 
+import os
 import secrets
 import signal
 import sys
@@ -13,23 +14,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 import msgspec
 
-from launcher.checks import check_config, check_machine
+from launcher import over_hosts
+from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
 from launcher.metrics import MetricsWriter
-from launcher.plan import Plan, make_plan, plan_json, render, write_plan
+from launcher.options import LaunchOptions, Rehearsal
+from launcher.plan import plan_json, render, write_plan
+from launcher.preparing import Prepared, prepare
+from launcher.remote_env import port_variable
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
-from launcher.settings import Settings, read
+from launcher.settings import Settings, is_no_path
 from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
-from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError
-from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.placement import Placement
+from relax_actor.telemetry import read_events
+from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -40,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     config_path: Path | None = None
     overrides: tuple[str, ...] = ()
     flags: dict[str, str | None] = {}
+    words: dict[str, Any] = {}  # about hosts, for `asking.ask`
     dry_run: bool = False
     as_json: bool = False  # the plan, in a dry run
     tensorboard: bool = False
@@ -81,6 +88,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     resume: Path | None
     on_tick: Callable[[], None]
+    options: LaunchOptions
+    placement: Placement | None  # None: this host alone, its GPUs as they are
 
 
 Runner = Callable[[Job, Callable[[Control], None]], Ended]
@@ -102,27 +111,25 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         RefusedError: nothing was started; exit code 2 or 3.
         RunFolderError: the folder is in use or cannot be made.
     """
-    settings, plan = _prepared(request)
+    prepared = prepare(
+        request.config_path, request.overrides, request.flags, request.words, rehearse=request.dry_run
+    )
+    if prepared.options.rehearsal is Rehearsal.REMOTE:
+        fact = "would ask the hosts, which is not built yet"
+        raise RefusedError([ConfigError("--dry-run=remote", fact, "--dry-run asks nobody")])
+    settings, plan = prepared.settings, prepared.plan
     path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())
-    lacking = check_machine(settings.config, path, plan.estimate, settings.where)
+    lacking = check_machine(settings.config, path, plan.estimate, settings.where, alone=prepared.is_alone)
     if request.dry_run:
-        return _dry_run(request, settings.config, plan, lacking, out)
+        return _dry_run(request, prepared, lacking, out)
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
-    return _run(request, settings, plan, RunFolder.create(str(path), name=""), (out, runner or _run_app))
+    folder = RunFolder.create(str(path), name="", logs=prepared.options.log_dir)
+    return _run(request, prepared, folder, (out, runner or _run_app))
 
 
-def _prepared(request: Request) -> tuple[Settings, Plan]:
-    settings = read(request.config_path, request.overrides, request.flags)
-    problems = check_config(settings.config, settings.where)
-    if problems:
-        raise RefusedError(problems)
-    return settings, make_plan(settings.config, rows=len(load_dataset(settings.config.data).rows))
-
-
-def _dry_run(
-    request: Request, config: Config, plan: Plan, lacking: Sequence[ConfigError], out: TextIO
-) -> int:
+def _dry_run(request: Request, prepared: Prepared, lacking: Sequence[ConfigError], out: TextIO) -> int:
+    plan, config = prepared.plan, prepared.settings.config
     out.write((plan_json(plan) if request.as_json else render(plan)) + "\n")
     if lacking:
         sys.stderr.write(report(RefusedError(lacking)).replace("error: ", "warning: ") + "\n")
@@ -132,21 +139,33 @@ def _dry_run(
     return ExitCode.DONE
 
 
-def _run(
-    request: Request, settings: Settings, plan: Plan, folder: RunFolder, shell: tuple[TextIO, Runner]
-) -> int:
+def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[TextIO, Runner]) -> int:
     out, runner = shell
+    settings = prepared.settings
     run_id = secrets.token_hex(4)
+    os.environ.update(port_variable(prepared.options.network.ports))
     with folder.locked(run_id):
         resume = _resume(settings, folder)
         config = _in_folder(settings.config, folder)
-        write_plan(plan, config, folder)
+        write_plan(prepared.plan, config, folder)
+        begun_at = folder.events.stat().st_size if folder.events.exists() else 0
         with _signals() as signals:
             with _watching(request, folder, out) as on_tick:
-                job = Job(config=config, folder=folder, run_id=run_id, resume=resume, on_tick=on_tick)
+                job = Job(
+                    config=config,
+                    folder=folder,
+                    run_id=run_id,
+                    resume=resume,
+                    on_tick=on_tick,
+                    options=prepared.options,
+                    placement=prepared.placement,
+                )
                 outcome = runner(job, signals.obey)
-            exit_code = signals.exit_code(outcome)
+            events = read_events(folder.events, begun_at)[0]
+            exit_code = over_hosts.exit_code(events, signals.exit_code(outcome))
             failures = write_reports(folder)
+            for problem in over_hosts.problems(events, prepared.options.hosts):
+                sys.stderr.write(f"{report(problem)}\n\n")
             with suppress(OSError):  # whoever read it has gone, or its disk is full: the run ended as it did
                 out.write(
                     summary(folder, exit_code=exit_code, reason=outcome.reason, failures=failures) + "\n"
@@ -163,11 +182,14 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
     """Return the checkpoint to start from.
 
     Raises:
-        RefusedError: the folder holds an earlier run, and nobody said what to do with it.
+        RefusedError: the folder holds an earlier run, and nobody said what to do with it; or there is
+            no checkpoint of that step.
     """
     wish = settings.config.run.resume
-    if wish not in {"none", "auto"}:
+    if not is_no_path(wish):
         return Path(wish)
+    if wish.isdecimal():
+        return _of_step(settings, folder, int(wish))
     if wish == "auto":
         newest = CheckpointStore(folder.checkpoints).latest()
         return newest.path if newest else None
@@ -176,6 +198,15 @@ def _resume(settings: Settings, folder: RunFolder) -> Path | None:
         fact = f"holds an earlier run: {folder.path}"
         raise RefusedError([ConfigError(settings.where("run.dir"), fact, hint)])
     return None
+
+
+def _of_step(settings: Settings, folder: RunFolder, step: int) -> Path:
+    try:
+        return CheckpointStore(folder.checkpoints).open(step).path
+    except CheckpointError as error:
+        hint = "`auto` finds the newest one"
+        problem = ConfigError(settings.where("run.resume"), f"is no whole checkpoint: {error}", hint)
+        raise RefusedError([problem]) from None
 
 
 @contextmanager
@@ -247,6 +278,7 @@ def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:
 
     control = app.RunControl()
     hand_over(control)
+    reached = over_hosts.reach(job.options, job.folder.path, job.placement)
     return app.run(
         job.config,
         job.folder.path,
@@ -254,4 +286,9 @@ def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:
         resume=job.resume,
         on_tick=job.on_tick,
         control=control,
+        hosts=reached.hosts,
+        placement=job.placement,
+        address=reached.address,
+        fan_out=job.options.ssh.fanout,
+        env={} if reached.hosts else dict(job.options.remote.env),
     )

@@ -4,15 +4,21 @@ This is what `relax-actor plan` and `launch --dry-run` print, and what plan.json
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from launcher.estimate import Estimate, estimate
+from launcher.hostlist import fold
+from launcher.hostplan import HostsPlan, plan_hosts, render_hosts
 from launcher.modelfolder import model_shape
+from launcher.options import LaunchOptions
+from launcher.placing import Room
 from launcher.runfolder import RunFolder
 from launcher.toml import to_toml
 from relax_actor.config import Config
+from relax_actor.placement import Placement
 
 
 class PlannedActor(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,18 +50,31 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_epoch: int
     actors: tuple[PlannedActor, ...]
     estimate: Estimate
+    hosts: HostsPlan = HostsPlan()
 
 
-def make_plan(config: Config, *, rows: int) -> Plan:
+def make_plan(
+    config: Config,
+    *,
+    rows: int,
+    options: LaunchOptions = LaunchOptions(),  # noqa: B008 - frozen
+    rooms: Sequence[Room] = (),
+    placement: Placement | None = None,
+) -> Plan:
     """Work out a plan.
 
     Args:
         config: checked by `checks.check_config`.
         rows: usable rows of the dataset.
+        options: about hosts.
+        rooms: what is known of each host; none in an allocation that was not asked yet.
+        placement: where each actor goes; None where that is not known yet.
 
     Raises:
         ValueError: the model folder is not a whole model.
     """
+    actors = _actors(config)
+    need = estimate(config, model_shape(Path(config.model.path)))
     return Plan(
         mode=config.run.mode,
         steps=config.run.steps,
@@ -65,14 +84,16 @@ def make_plan(config: Config, *, rows: int) -> Plan:
         staleness_window_groups=config.staleness_window,
         staleness_bound_samples=config.staleness_window * config.rollout.samples_per_prompt,
         rows_per_epoch=rows,
-        actors=_actors(config),
-        estimate=estimate(config, model_shape(Path(config.model.path))),
+        actors=actors,
+        estimate=need,
+        hosts=plan_hosts(options, rooms, placement, [name for actor in actors for name in actor.names], need),
     )
 
 
 def render(plan: Plan) -> str:
     """Return a plan as text of at most 80 columns."""
-    return "\n".join([*_render_tree(plan), "", *_render_loop(plan), "", *_render_memory(plan)])
+    parts = (_render_tree(plan), render_hosts(plan.hosts), _render_loop(plan), _render_memory(plan))
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def write_plan(plan: Plan, config: Config, folder: RunFolder) -> None:
@@ -118,11 +139,16 @@ def _actors(config: Config) -> tuple[PlannedActor, ...]:
 
 def _render_tree(plan: Plan) -> list[str]:
     total = sum(actor.replicas * actor.processes_each for actor in plan.actors)
+    width = max(12, *(len(name) for actor in plan.actors for name in _shown(actor.names)))
     lines = [f"actors ({total} processes, beside the head, its node agent and zygotes)"]
     for actor in plan.actors:
         each = f"{actor.processes_each} process" + ("es" if actor.processes_each > 1 else "")
-        lines += [f"  {name:<12} {each:<12} {actor.purpose}" for name in actor.names]
+        lines += [f"  {name:<{width}} {each:<12} {actor.purpose}" for name in _shown(actor.names)]
     return lines
+
+
+def _shown(names: list[str]) -> list[str]:
+    return names if len(names) <= 8 else [fold(names)]
 
 
 def _render_loop(plan: Plan) -> list[str]:

@@ -54,19 +54,24 @@ class RunFolder:
         self.lock_file = path / "lock"
 
     @classmethod
-    def create(cls, pattern: str, *, name: str, now: time.struct_time | None = None) -> "RunFolder":
+    def create(
+        cls, pattern: str, *, name: str, now: time.struct_time | None = None, logs: str = ""
+    ) -> "RunFolder":
         """Make the folder, or go on in one that exists.
 
         Args:
             pattern: a path in which `{name}` and `{time}` are filled in.
             name: of the run.
             now: local time.
+            logs: where to put a folder for logs, to which `logs` then leads; empty: nowhere else.
 
         Raises:
             RunFolderError: it cannot be made.
         """
         folder = cls(expand(pattern, name=name, now=now or time.localtime()))
         try:
+            if logs:
+                folder._lead_logs(Path(logs) / folder.path.name)
             for path in (folder.logs, folder.checkpoints, folder.crash):
                 path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -117,6 +122,19 @@ class RunFolder:
             yield
         finally:
             os.close(fd)
+
+    def _lead_logs(self, elsewhere: Path) -> None:
+        """Have `logs` be a link; logs that are there already stay where they are.
+
+        Raises:
+            RunFolderError: there are logs of an earlier run.
+        """
+        elsewhere.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.logs.is_dir() and not self.logs.is_symlink():
+            raise RunFolderError(f"`{self.logs}` is there already", "leave --log-dir out, or move it away")
+        if not self.logs.is_symlink():
+            self.logs.symlink_to(elsewhere)
 
     def _acquire(self) -> int:
         for _ in range(3):

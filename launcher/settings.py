@@ -39,6 +39,8 @@ FLAGS: dict[str, Name] = {
     "--micro-batch-size": ("train", "micro_batch_size"),
     "--resume": ("run", "resume"),
     "--run-dir": ("run", "dir"),
+    "--grace": ("run", "grace_s"),
+    "--partial-rollout": ("rollout", "chunk_tokens"),
 }
 """Short ways to say the fields that most runs set."""
 
@@ -91,7 +93,7 @@ def read(
     for override in overrides:
         _read_override(said, override)
     for flag, text in (flags or {}).items():
-        if text is not None:
+        if text is not None and not (flag == "--partial-rollout" and said.chunks):
             said.take(FLAGS[flag], text, flag)
     _complete(said, config_path)
     if said.problems:
@@ -123,6 +125,12 @@ class _Said:
             self.complain(label, f"must be a path, got {shown(typed)}")
             return
         self.given[name] = Setting(_resolved(name, typed, base or Path()), label)
+
+    @property
+    def chunks(self) -> bool:
+        """Whether it was said how often unfinished samples are put; a switch does not overrule a number."""
+        setting = self.given.get(("rollout", "chunk_tokens"))
+        return setting is not None and setting.value > 0
 
     def is_unknown(self, name: Name) -> bool:
         """Whether a value was given but not understood, or may stand in a file that cannot be read."""
@@ -205,9 +213,14 @@ def _may_be_path(name: Name, text: str) -> bool:
 
 
 def _resolved(name: Name, value: Any, base: Path) -> Any:
-    if name not in PATHS or not value or (name == ("run", "resume") and value in {"auto", "none"}):
+    if name not in PATHS or not value or (name == ("run", "resume") and is_no_path(value)):
         return value
     return str((base / Path(value).expanduser()).absolute())
+
+
+def is_no_path(resume: str) -> bool:
+    """Whether `run.resume` is a word or a step, to be looked for in the run folder."""
+    return resume in {"auto", "none"} or (resume.isascii() and resume.isdecimal())
 
 
 def _complete(said: _Said, config_path: Path | None) -> None:

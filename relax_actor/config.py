@@ -22,7 +22,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     dir: str = "runs/{name}-{time}"
     """The run folder; `{name}` and `{time}` are filled in."""
     resume: str = "none"
-    """`none`, `auto` (newest whole checkpoint of the run folder, if any) or a checkpoint folder."""
+    """`none`, `auto` (newest whole checkpoint of the run folder, if any), a step of it or a folder."""
     grace_s: float = 60.0
     """How long a stop may take before processes are killed."""
     user_path: str = ""
@@ -83,6 +83,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A prompt comes back to the queue when its rollout has not finished it by then."""
     chunk_tokens: int = 0
     """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
+    min_replicas: int = 1
+    """Over several hosts: the run goes on while so many replicas have a host that is there, else it ends."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1

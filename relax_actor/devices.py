@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from relax_actor.visible import visible_gpus
+
 CPU = "cpu"
 AUTO = "auto"
 _CARD = re.compile(r"nvidia\d+")
@@ -17,10 +19,8 @@ _CARD = re.compile(r"nvidia\d+")
 def host_gpus(env: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Count the GPUs that this process could see, without a driver's library."""
     cards = sum(bool(_CARD.fullmatch(path.name)) for path in devices.glob("nvidia*"))
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return cards
-    return min(cards, sum(bool(each.strip()) and each.strip() != "-1" for each in visible.split(",")))
+    visible = visible_gpus(env.get("CUDA_VISIBLE_DEVICES"))
+    return cards if visible is None else min(cards, len(visible))
 
 
 def trainer_device(setting: str, gpus: int) -> str:

@@ -2,12 +2,16 @@
 
 A plan is a list of `Fault`s in the environment variable `RELAX_ACTOR_FAULTS` (JSON). Without one,
 `point` costs a dictionary look-up in an empty dictionary. Points so far, in the order of a group's life:
-leased, submitted, first_token, finished, chunk_written, chunk_sent, tensors_written, ready_sent,
+leased, submitted, first_token, finished, chunk_written, chunk_sent, tensors_written, ready_sent; of rows
+that travel parcel_sent (by the producer), parcel_written and parcel_docked (by the dock, without and with
+a name), rows_given (read for another host, not sent);
 rewarding, reward_sent, batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged,
 verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),
 store_bucket, store_manifest, store_latest, group_sent (a piece, by the lead; LOSE as before), group_piece;
+of a row queue rows_written, rows_sent (the producer), rows_adopted, rows_decided, rows_committed, rows_put,
+fields_put, rows_leased, rows_acked (the queue), rows_got, rows_done (the consumer);
 checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_decided (nothing is written
 down yet), queue_committed (nobody is told yet), queue_answered, spilling (a file is unfinished) and spilled
 (its rows are in memory too); in the prompts actor prompts_written; in a rollout with SGLang sglang_pause,

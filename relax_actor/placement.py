@@ -18,6 +18,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     hosts: tuple[str, ...]
     seats: tuple[Seat, ...]
+    spares: tuple[Seat, ...] = ()  # `actor` is empty: where a rollout may go whose host is lost
 
     def seat(self, actor: str) -> Seat:
         """Return an actor's place.

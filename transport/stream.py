@@ -22,6 +22,7 @@ from typing import Final, Self
 
 from transport.address import Address
 from transport.errors import TransportError
+from transport.ports import bind_allowed
 
 TICKET_BYTES: Final = 32
 TICKET_S: Final = 30.0
@@ -173,7 +174,7 @@ class StreamListener:
     """Takes the connections of those who bring a ticket.
 
     Args:
-        host: where to listen, an IP address or a name of this host; the port is any free one.
+        host: where to listen, an IP address or a name of this host; the port is any that is allowed.
         timeout_s: how long a connection may stand still in a send or a receive.
 
     Raises:
@@ -182,7 +183,9 @@ class StreamListener:
 
     def __init__(self, host: str, timeout_s: float) -> None:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        self._socket = socket.create_server((host, 0), family=family, backlog=MAX_STRANGERS)
+        self._socket = bind_allowed(
+            lambda port: socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
+        )
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._guests: dict[bytes, tuple[float, Callable[[Stream], None]]] = {}

@@ -26,6 +26,7 @@ import zmq
 from transport.address import Address
 from transport.control import DEFAULT_LIMITS, Frames, Limits, OnReply, OnRequest, check_frames, check_identity
 from transport.errors import AddressError, ChannelClosed, ChannelFull, KeysError, PeerUnreachable
+from transport.ports import bind_allowed
 from transport.security import CurveKeys, Gatekeeper
 from transport.zmq_hub import Hub, Watcher
 from transport.zmq_monitor import Monitor
@@ -272,7 +273,10 @@ def _options(address: Address, limits: Limits) -> list[tuple[int, int]]:
 
 def _bind(socket: "zmq.Socket[bytes]", address: Address) -> Address:
     try:
-        socket.bind(str(address))
+        if address.scheme == "tcp" and address.port == 0:
+            bind_allowed(lambda port: socket.bind(str(address.with_port(port))))
+        else:
+            socket.bind(str(address))
     except zmq.ZMQError as error:
         hint = "port 0 takes any free one" if error.errno == errno.EADDRINUSE else ""
         raise AddressError(str(address), f"cannot be listened on: {error.strerror}", hint) from None

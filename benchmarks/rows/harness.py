@@ -19,7 +19,15 @@ from actors import procfs
 
 from rows.work import Board, Plan
 
-MODULES = {"ours": "ours", "raw": "raw", "mpq": "mpq", "ray": "ray_peer", "tq": "tq_peer"}
+MODULES = {
+    "ours": "row_queue",
+    "loop": "loop",
+    "raw": "raw",
+    "mpq": "mpq",
+    "ray": "ray_peer",
+    "tq": "tq_peer",
+}
+"""`ours` is `relax_actor.row_queue`; `loop` is the queue of a run, with prompts, rewards and staleness."""
 
 WORKLOADS = {
     "text1": Plan(folder="", producers=1, rows=4096, window=512),

@@ -170,6 +170,11 @@ def pack(got: Sequence[Row], stage: dict[str, Any]) -> Row:
     return packed
 
 
+def copied(name: str, values: Any, stage: dict[str, Any]) -> Any:
+    """Return values in memory of this process, which the next call uses again."""
+    return _joined(name, [values], stage)
+
+
 def _named(parts: Parts) -> dict[str, float]:
     return {f"of_{name}": statistics.median(took) for name, took in parts.items() if took}
 

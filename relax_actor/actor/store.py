@@ -11,6 +11,8 @@ import ipaddress
 import socket
 from typing import Any
 
+from transport.ports import bind_allowed
+
 
 def open_store(host: str) -> tuple[str, Any]:
     """Open a store that listens on one address only.
@@ -30,7 +32,7 @@ def open_store(host: str) -> tuple[str, Any]:
     distributed: Any = importlib.import_module("torch.distributed")  # only ranks need torch
 
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = socket.create_server(address[:2], family=family)
+    listener = bind_allowed(lambda port: socket.create_server((address[0], port), family=family))
     port = listener.getsockname()[1]
     store = distributed.TCPStore(
         host,

@@ -39,6 +39,7 @@ from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
 from relax_actor.transfer_queue.records import (
     BatchLeased,
     DroppedGroup,
+    Event,
     PromptLeased,
     Put,
     RewardLeased,
@@ -62,9 +63,9 @@ class TransferQueue(Actor):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._changed = asyncio.Event()
-        self._journal = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
+        self._journal: Journal[Event] = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))
         self._ledger = Ledger.replay(ledger_config(config), past)
         budget_bytes = int(config.queue.max_size_gb * 2**30)

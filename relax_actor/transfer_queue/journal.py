@@ -18,16 +18,18 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 import xxhash
 
 from relax_actor.errors import RelaxError
-from relax_actor.transfer_queue.records import Event, decode_events, encode_events
+from relax_actor.transfer_queue.records import decode_events, encode_events
+
+E = TypeVar("E")
 
 _MAGIC = b"rxjrnl\x00\x01"
 _HEADER = struct.Struct("<IIQ")
@@ -63,8 +65,12 @@ class JournalBusyError(JournalError):
         super().__init__(f"journal {path} is being written by another process")
 
 
-def read(path: Path) -> Iterator[Event]:
+def read(path: Path, decode: Callable[[bytes], Iterable[Any]] = decode_events) -> Iterator[Any]:
     """Yield the events of a journal; a torn end is left out. A missing file has none.
+
+    Args:
+        path: the file.
+        decode: the inverse of the journal's `encode`.
 
     Raises:
         JournalCorruptError: a record before the last one is damaged.
@@ -72,16 +78,17 @@ def read(path: Path) -> Iterator[Event]:
     data = path.read_bytes() if path.exists() else b""
     for record in _records(path, data):
         try:
-            yield from decode_events(record.payload)
+            yield from decode(record.payload)
         except msgspec.MsgspecError as error:
             raise JournalCorruptError(path, record.offset, f"these are no events: {error}") from error
 
 
-class Journal:
+class Journal(Generic[E]):
     """A journal opened for appending, by one process at a time.
 
     Args:
         path: the file; made if it is missing, its torn end cut off if it has one.
+        encode: what makes bytes of events.
         fsync: wait for the disk at every commit. Without, a commit survives the death of every process
             but not of the host.
 
@@ -91,10 +98,16 @@ class Journal:
         JournalSpaceError: not even its first bytes fit.
     """
 
-    def __init__(self, path: Path, *, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        encode: Callable[[Sequence[E]], bytes] = encode_events,  # type: ignore[assignment]  # the ledger's
+        fsync: bool = False,
+    ) -> None:
         self.path = path
-        self._fsync = fsync
-        self._pending: list[Event] = []
+        self._encode, self._fsync = encode, fsync
+        self._pending: list[E] = []
         self._fd = _open_locked(path)
         try:
             self._end = self._whole_bytes()
@@ -110,7 +123,7 @@ class Journal:
         """How long the file is."""
         return self._end
 
-    def append(self, events: Sequence[Event]) -> None:
+    def append(self, events: Sequence[E]) -> None:
         """Take the events of a decision; they are written by the next `commit`."""
         self._pending.extend(events)
 
@@ -121,17 +134,17 @@ class Journal:
             JournalSpaceError: no room; the file is as before, and the events are kept for another try.
         """
         if self._pending:
-            self._write(_record(self._end, encode_events(self._pending)))
+            self._write(_record(self._end, self._encode(self._pending)))
             self._pending.clear()
 
-    def rewrite(self, events: Iterable[Event]) -> None:
+    def rewrite(self, events: Iterable[E]) -> None:
         """Replace the whole journal by these events, or leave it as it is.
 
         Raises:
             JournalSpaceError: no room; the old journal stays, and stays open.
         """
         fresh_path = self.path.with_name(self.path.name + ".new")
-        data = _MAGIC + _record(len(_MAGIC), encode_events([*events]))
+        data = _MAGIC + _record(len(_MAGIC), self._encode([*events]))
         fd = _written(fresh_path, data)
         fresh_path.replace(self.path)
         self.close()

@@ -467,3 +467,15 @@ def test_an_address_of_another_network_is_refused(world):
         world.network.listen(foreign, Inbox())
     with pytest.raises(AddressError, match="Loopback"):
         world.network.connect(foreign, Inbox())
+
+
+def test_a_tcp_listener_keeps_to_the_ports_that_are_allowed(monkeypatch):
+    monkeypatch.setenv("RELAX_ACTOR_PORTS", "29000-29002")
+    world = ZmqWorld(lambda: Address.tcp("127.0.0.1"), CurveKeys.generate())
+    listeners = [world.network.listen(world.new_address(), Inbox()) for _ in range(3)]
+
+    with pytest.raises(AddressError, match="ports 29000-29002"):
+        world.network.listen(world.new_address(), Inbox())
+
+    assert sorted(listener.address.port for listener in listeners) == [29000, 29001, 29002]
+    world.close()

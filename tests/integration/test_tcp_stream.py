@@ -167,3 +167,14 @@ def test_ipv6_works_where_there_is_any():
         assert served.wait(5)
     assert isinstance(listener.address, Address)
     listener.close()
+
+
+def test_a_listener_keeps_to_the_ports_that_are_allowed(monkeypatch):
+    monkeypatch.setenv("RELAX_ACTOR_PORTS", "28000-28999")
+    listeners = [StreamListener("127.0.0.1", timeout_s=0.2) for _ in range(5)]
+    ports = {listener.address.port for listener in listeners}
+    for listener in listeners:
+        listener.close()
+
+    assert len(ports) == 5
+    assert all(28000 <= port <= 28999 for port in ports)

@@ -1,7 +1,10 @@
 """Reward functions as a user might write them: good, lazy and broken ones."""
 
+import json
 import math
+import os
 import zlib
+from pathlib import Path
 
 
 def varied(*, response: str, label: str) -> float:
@@ -35,3 +38,12 @@ def _misbehave(group_id: int) -> None:
         raise ValueError("not this one")
     while group_id == 1:  # for ever
         pass
+
+
+def vowels(*, response: str, group_id: int, sample_index: int) -> float:
+    """Return the share of vowels; also write every sample down where the environment asks for it."""
+    if path := os.environ.get("REWARD_LOG"):
+        line = json.dumps({"key": f"{group_id}/{sample_index}", "response": response}) + "\n"
+        with Path(path).open("a") as log:
+            log.write(line)
+    return sum(letter in "aeiou" for letter in response) / max(1, len(response))

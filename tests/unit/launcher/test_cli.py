@@ -39,9 +39,10 @@ SEEING = ["status", "ps", "tree", "top", "why", "stack", "events", "dead-letters
 DCS = ["dcs ls", "dcs verify", "dcs export"]
 GROUPS = ["", "dcs"]
 COMMANDS = ["launch", "plan", *SEEING, "stop", *DCS]
+SECTIONS_OF_HELP = ["Options", "Hosts", "GPUs", "Ssh", "Environment of actors", "Network", "Slurm"]
 
 
-@pytest.mark.parametrize("command", [*GROUPS, *COMMANDS])
+@pytest.mark.parametrize("command", [*GROUPS, *COMMANDS, "completion"])
 def test_help_is_what_the_reference_says(relax, command):
     code, text, _ = relax(*command.split(), "--help")
 
@@ -62,6 +63,13 @@ def test_help_opens_with_a_sentence_then_an_example_then_options(relax, command)
     )
 
     assert sentence < example < options < text.index("Exit status:")
+
+
+@pytest.mark.parametrize("command", ["launch", "plan"])
+def test_options_of_a_launch_are_in_sections(relax, command):
+    text = relax(command, "--help")[1]
+
+    assert re.findall(r"^([A-Z][A-Za-z ]+):$", text, re.MULTILINE) == SECTIONS_OF_HELP
 
 
 def test_every_setting_is_in_the_reference():
@@ -153,6 +161,27 @@ def test_a_plan_comes_without_heavy_imports(config):
             ),
         ),
         (
+            ["launch", "--dry-run=far"],
+            (
+                "error: `--dry-run` is local or remote, got `far`\n\n"
+                "hint: relax-actor launch --help shows what there is\n"
+            ),
+        ),
+        (
+            ["launch", "--json"],
+            (
+                "error: `--json` prints the plan of a dry run: give --dry-run, too\n\n"
+                "hint: relax-actor launch --help shows what there is\n"
+            ),
+        ),
+        (
+            ["completion", "tcsh"],
+            (
+                "error: invalid value for SHELL: `tcsh` is not one of bash, zsh, fish\n\n"
+                "hint: relax-actor completion --help shows what there is\n"
+            ),
+        ),
+        (
             ["stop", "/nowhere/at/all"],
             "error: `/nowhere/at/all` is not a run folder\n\nhint: a run folder has an events.jsonl\n",
         ),
@@ -183,6 +212,120 @@ def test_a_dry_run_of_launch_is_a_plan(relax, config, tmp_path):
 
     assert code == 0
     assert "  steps        3, over 4 prompts an epoch" in out
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--dry_run", "--dry-run=local", "--dry-run=remote"])
+def test_a_dry_run_may_ask_the_hosts_or_not(relax, config, monkeypatch, option):
+    seen = []
+    monkeypatch.setattr("launcher.launch.launch", lambda request, _: seen.append(request) or 0)
+
+    assert relax("launch", "run.toml", option, "--model", "m", "a.b=c")[0] == 0
+
+    (request,) = seen
+    assert (request.config_path, request.overrides) == (Path("run.toml"), ("a.b=c",))
+    assert request.dry_run
+    assert request.words["--dry-run"] == ("remote" if option.endswith("remote") else "local")
+
+
+def test_colocate_is_on_policy_on_the_same_gpus(relax, config):
+    common = ["--model", config.model.path, "--dataset", config.data.path, "--json"]
+
+    plan = json.loads(relax("plan", *common, "--mode", "colocate", "--gpus", "2", "--hosts", "a:2")[1])
+
+    assert (plan["mode"], plan["max_staleness"]) == ("async_on_policy", 0)
+    assert plan["hosts"]["hosts"][0]["actor_gpus"] == {
+        "rollout/0": ["0"],
+        "rollout/1": ["1"],
+        "trainer": ["0"],
+    }
+
+
+def test_partial_rollout_does_not_overrule_a_number(relax, config, tmp_path):
+    common = ["plan", "--model", config.model.path, "--dataset", config.data.path]
+    for overrides, tokens in (([], 256), (["rollout.chunk_tokens=64"], 64)):
+        folder = tmp_path / str(tokens)
+        relax(*common, "--partial-rollout", "--grace", "5", "--run-dir", str(folder), *overrides)
+        text = (folder / "resolved.toml").read_text()
+        assert f"chunk_tokens = {tokens}\n" in text
+        assert "grace_s = 5.0\n" in text
+
+
+def test_what_is_wrong_with_hosts_is_said_beside_what_is_wrong_with_settings(relax, tmp_path):
+    code, out, error = relax("plan", "--steps", "x", "-H", tmp_path / "none")
+
+    assert (code, out) == (2, "")
+    assert error.startswith("error: `--steps` must be a whole number")
+    assert f"error: `{tmp_path / 'none'}` is no hostfile: it does not exist" in error
+
+
+def test_a_plan_that_does_not_fit_names_who_has_no_place(relax, config):
+    common = ["plan", "--model", config.model.path, "--dataset", config.data.path]
+
+    assert relax(*common, "--hosts", "a:1,b:1", "--rollout-gpus", "2") == (
+        2,
+        "",
+        (
+            "error: `rollout/1` needs 1 GPU of one host; none is free\n\n"
+            "hint: lower rollout.replicas (now 2) or rollout.tensor_parallel, or add hosts\n"
+        ),
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_what_completes_the_command_line(relax, shell):
+    code, script, error = relax("completion", shell)
+
+    assert (code, error) == (0, "")
+    assert f"_RELAX_ACTOR_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("relax-actor la", {"launch"}),
+        ("relax-actor launch --launcher s", {"ssh", "slurm"}),
+        ("relax-actor launch --hostf", {"--hostfile"}),
+        ("relax-actor plan --mode c", {"colocate"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_words(typed, completed):
+    words = typed.split()
+    env = {
+        "PATH": "",
+        "_RELAX_ACTOR_COMPLETE": "bash_complete",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", "from launcher.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env=env,
+    )
+
+    assert {line.partition(",")[2] for line in done.stdout.splitlines()} == completed
+
+
+def test_help_and_the_plan_of_a_thousand_hosts_are_quick(config, tmp_path):
+    (tmp_path / "hosts").write_text("node[0001-1000] slots=8\n")
+    common = ["--model", config.model.path, "--dataset", config.data.path]
+    plan = ["plan", *common, "-H", str(tmp_path / "hosts"), "--rollout-gpus", "7999"]
+    for arguments, most_s in ((["launch", "--help"], 1.0), (plan, 2.0)):
+        code = "import sys, time\nfrom launcher.cli import main\n"
+        code += f"try: main({arguments})\n"
+        code += "except SystemExit as end: sys.stderr.write(f'{end.code} {time.process_time()}')"
+
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        )
+
+        exit_code, seconds = done.stderr.split()
+        assert exit_code == "0"
+        assert float(seconds) < most_s
+    assert "node[0002-1000]  0-7   rollout/[7-7998]" in done.stdout
 
 
 def test_status_logs_and_stop_work_on_a_folder(relax, tmp_path, story, log_of):

@@ -12,8 +12,12 @@ import pytest
 
 from launcher.errors import RefusedError, RunFolderError
 from launcher.launch import Job, Request, launch
+from launcher.options import Launcher
+from launcher.preparing import gpus_here
 from launcher.settings import load
+from relax_actor.placement import Seat
 from relax_actor.trainers.checkpoint import CheckpointStore
+from transport.ports import VARIABLE
 
 
 class Outcome(msgspec.Struct):
@@ -187,6 +191,96 @@ def test_resume_takes_a_checkpoint_of_another_run(request_of, runner, tmp_path):
     launch(request_of(resume=str(checkpoint)), io.StringIO(), runner)
 
     assert runner.job.resume == checkpoint
+
+
+def test_resume_takes_a_step_of_the_run_itself(request_of, runner, run_dir):
+    store = CheckpointStore(run_dir / "checkpoints")
+    first, _ = (store.save(step, lambda folder: (folder / "w").touch(), {}) for step in (1, 2))
+
+    launch(request_of(resume="1"), io.StringIO(), runner)
+
+    assert runner.job.resume == first
+    with pytest.raises(RefusedError, match=r"`--resume` is no whole checkpoint: .*no checkpoint of step 7"):
+        launch(request_of(resume="7"), io.StringIO(), runner)
+
+
+def test_a_job_knows_its_hosts_and_who_goes_where(request_of, runner):
+    words = {"--hosts": "a:2,b:2", "--rollout-gpus": "3", "--env": ("A=1",)}
+
+    assert launch(request_of(words=words), io.StringIO(), runner) == 0
+
+    job = runner.job
+    assert job.config.rollout.replicas == 3
+    assert (job.options.launcher, job.options.remote.env) == (Launcher.SSH, (("A", "1"),))
+    assert job.placement.seat("rollout/2") == Seat(actor="rollout/2", host="b", gpus=("1",))
+
+
+def test_this_host_alone_is_placed_where_somebody_says_so(request_of, runner):
+    launch(request_of(resume="auto"), io.StringIO(), runner)
+    assert runner.job.placement is None
+
+    launch(
+        request_of("rollout.device=cpu", "train.device=cpu", resume="auto", words={"--hosts": "localhost:2"}),
+        io.StringIO(),
+        runner,
+    )
+    assert runner.job.placement.hosts == ("local",)
+
+
+def test_gpus_that_are_not_here_can_be_planned_but_not_launched(request_of, runner, monkeypatch):
+    monkeypatch.setattr("launcher.preparing.host_gpus", lambda _: 0)
+    words = {"--gpus": "4"}
+
+    assert launch(request_of(words=words, dry_run=True), io.StringIO(), runner) == 0
+    with pytest.raises(RefusedError, match="`trainer` needs 1 GPU of local, which has 0"):
+        launch(request_of(words=words), io.StringIO(), runner)
+
+
+def test_gpus_of_this_host_are_named_as_it_names_them(monkeypatch):
+    monkeypatch.setattr("launcher.preparing.host_gpus", lambda _: 2)
+
+    assert gpus_here({}) == ("0", "1")
+    assert gpus_here({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ("GPU-a", "GPU-b")
+
+
+def test_an_allocation_is_asked_when_the_run_starts(request_of, runner, monkeypatch, tmp_path):
+    (tmp_path / "srun").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    out = io.StringIO()
+
+    assert launch(request_of(dry_run=True), out, runner) == 0
+    assert "hosts (slurm: those of the allocation)" in out.getvalue()
+
+
+def test_a_rehearsal_on_the_hosts_is_refused_while_nobody_can_do_it(request_of, runner):
+    words = {"--dry-run": "remote"}
+
+    with pytest.raises(RefusedError, match="`--dry-run=remote` would ask the hosts"):
+        launch(request_of(words=words, dry_run=True), io.StringIO(), runner)
+
+
+def test_a_range_of_ports_is_told_to_all_that_runs(request_of, runner, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "1-2")
+    words = {"--hosts": "a", "--port-range": "20000-20999"}
+
+    assert launch(request_of(words=words), io.StringIO(), runner) == 0
+
+    assert os.environ[VARIABLE] == "20000-20999"
+    assert runner.job.options.remote.env == ((VARIABLE, "20000-20999"),)
+
+
+def test_logs_may_go_elsewhere(request_of, runner, run_dir, tmp_path):
+    words = {"--log-dir": str(tmp_path / "logs")}
+
+    assert launch(request_of(words=words), io.StringIO(), runner) == 0
+    assert launch(request_of(words=words, resume="auto"), io.StringIO(), runner) == 0
+
+    assert (run_dir / "logs").resolve() == tmp_path / "logs" / "run"
+    (run_dir / "logs").unlink()
+    (run_dir / "logs").mkdir()
+    with pytest.raises(RunFolderError, match="is there already"):
+        launch(request_of(words=words, resume="auto"), io.StringIO(), runner)
 
 
 def test_a_second_launch_in_a_running_folder_is_refused(request_of, runner):

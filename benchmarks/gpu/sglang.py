@@ -1,0 +1,303 @@
+"""The engine `sglang` on a GPU: its start, its throughput, its versions and its determinism.
+
+    RELAX_ACTOR_SGLANG_PYTHON=python3 python benchmarks/gpu/sglang.py OUT.json [--shape 0.6b] [--parts ...]
+
+`start`: what a start consists of, the second time with everything cached. `throughput`: the same prompts
+through the engine and straight to its server, in turn. `versions`: an install in the middle of 32 requests,
+and the log-probs of every token by both versions. `deterministic`: the same samples after a kill, in another
+order and half of them continued. Every part runs whatever became of the others.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
+
+import aiohttp  # noqa: E402
+import msgspec  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from common import commit, machine, spread  # noqa: E402
+from sglang_scenes import Told, logprobs, model_folder, requests, start_engine, weights  # noqa: E402
+
+from relax_actor.engines.base import Prefix  # noqa: E402
+
+SCALE = 0.6
+"""Of the second version's output layer: its log-probs are far from the first one's."""
+ROUNDS = 3
+
+
+def main() -> None:
+    args = parsed()
+    result: dict[str, Any] = {
+        "benchmark": "gpu-sglang",
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": os.environ.get("BENCH_COMMIT") or commit(),
+        "command": " ".join(["python", "benchmarks/gpu/sglang.py", *sys.argv[1:]]),
+        "machine": machine(),
+        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
+        "shape": args.shape,
+        "errors": [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), args)
+        for name in args.parts.split(","):
+            since = time.monotonic()
+            print(f"-- {name}", file=sys.stderr, flush=True)
+            try:
+                result[name] = getattr(bench, name)()
+            except BaseException:  # noqa: BLE001 - the others go on
+                result["errors"].append(f"{name}: {traceback.format_exc()[-1500:]}")
+                print(traceback.format_exc(), file=sys.stderr, flush=True)
+            print(f"-- {name} took {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True)
+            args.out.write_text(json.dumps(result, indent=1) + "\n")  # a cut-off run keeps its parts
+        bench.close()
+    print(json.dumps(result))
+
+
+class Bench:
+    """A model, and one server that several parts use."""
+
+    def __init__(self, folder: Path, args: argparse.Namespace) -> None:
+        self.folder, self.args = folder, args
+        self.model = model_folder(folder / "model", args.shape)
+        self.told = Told()
+        self.engine: Any = None
+
+    def start(self) -> dict[str, Any]:
+        """Start three times; the first one also fills the page cache, and whatever is compiled."""
+        rows = []
+        for _ in range(self.args.starts):
+            self.close()
+            self.open()
+            started = self.told.last("engine_started")
+            since = time.monotonic()
+            self.engine.install(1, weights(self.model))
+            installed = time.monotonic()
+            finished(self.engine, requests(1, prompt_tokens=8, new_tokens=1))
+            rows.append(
+                {
+                    "seconds": started["seconds"],
+                    "phases": started["phases"],
+                    "first_install_s": round(installed - since, 4),
+                    "first_sampled_token_s": round(time.monotonic() - installed, 4),
+                    "sglang": started["sglang"],
+                }
+            )
+        return {"starts": rows}
+
+    def throughput(self) -> dict[str, Any]:
+        """Return tokens a second by both ways, and their ratio."""
+        self.open(at=1)
+        count, tokens = (512, 256) if self.args.shape != "tiny" else (48, 24)
+        ways: dict[str, list[float]] = {"engine": [], "bare": []}
+        for number in range(ROUNDS + 1):
+            batch = requests(count, prompt_tokens=96, new_tokens=tokens, first=1000 * (number + 1))
+            for way in random.sample(list(ways), 2):
+                since = time.monotonic()
+                if way == "engine":
+                    done = finished(self.engine, batch)
+                    check(all(len(each.tokens) == tokens for each in done), "a sample is too short")
+                else:
+                    asyncio.run(bare(self.told.last("engine_started")["url"], batch, self.args.slots))
+                if number:  # the first round warms up
+                    ways[way].append(count * tokens / (time.monotonic() - since))
+        ratios = [mine / theirs for mine, theirs in zip(ways["engine"], ways["bare"], strict=True)]
+        return {
+            "requests": count,
+            "new_tokens": tokens,
+            "slots": self.args.slots,
+            "engine_tokens_s": spread(ways["engine"]),
+            "bare_tokens_s": spread(ways["bare"]),
+            "ratio": spread(ratios),
+        }
+
+    def versions(self) -> dict[str, Any]:
+        """Install in the middle of 32 requests, then ask both versions about every token."""
+        self.open(at=1)
+        new_tokens = 1024 if self.args.shape != "tiny" else 200
+        batch = requests(32, prompt_tokens=64, new_tokens=new_tokens, first=90_000)
+        self.engine.submit(batch)
+        time.sleep(1.0 if self.args.shape != "tiny" else 0.3)
+        version = self.engine.version + 1
+        self.engine.install(version, weights(self.model, SCALE))
+        done = finished(self.engine, [], wait_for=len(batch))
+        updated = self.told.last("engine_updated")
+        gaps = {"own": [], "other": []}
+        wrong = tokens = 0
+        for each in done:
+            both = [logprobs(self.model, each.request.prompt, each.tokens, scale) for scale in (1.0, SCALE)]
+            is_new = (each.versions == version).astype(int)
+            stacked = np.abs(np.stack(both) - each.logprobs)
+            own, other = (np.take_along_axis(stacked, index[None], 0)[0] for index in (is_new, 1 - is_new))
+            gaps["own"] += own.tolist()
+            gaps["other"] += other.tolist()
+            tokens += len(own)
+            wrong += borders_are_wrong(stacked, is_new)
+        self.engine.install(version + 1, weights(self.model))
+        return {
+            "mode": updated["mode"],
+            "update": {
+                key: updated[key] for key in ("seconds", "stopped_s", "aborted", "replayed_tokens", "nbytes")
+            },
+            "tokens": tokens,
+            "tokens_before_update": int(sum((each.versions < version).sum() for each in done)),
+            "finish_reasons": sorted({each.finish_reason.value for each in done}),
+            "median_gap_to_own_version": statistics.median(gaps["own"]),
+            "median_gap_to_other_version": statistics.median(gaps["other"]),
+            "samples_with_a_border_elsewhere": wrong,
+        }
+
+    def deterministic(self) -> dict[str, Any]:
+        """The same samples from a server that was killed, in another order, half of them continued."""
+        self.close()
+        count, tokens = (24, 128) if self.args.shape != "tiny" else (6, 16)
+        batch = requests(count, prompt_tokens=40, new_tokens=tokens, first=500)
+        self.open(at=1, deterministic=True)
+        first = {done.request.key: done for done in finished(self.engine, batch)}
+        again = {done.request.key: done for done in finished(self.engine, list(reversed(batch)))}
+        os.kill(self.told.last("engine_started")["server_pid"], signal.SIGKILL)
+        self.close()
+        self.open(at=1, deterministic=True)
+        cut = tokens // 3
+        mixed = [
+            continued(request, first[request.key], cut) if n % 2 else request
+            for n, request in enumerate(batch)
+        ]
+        third = {done.request.key: done for done in finished(self.engine, random.sample(mixed, count))}
+        return {
+            "samples": count,
+            "same_in_another_order": equal(first, again),
+            "same_after_a_kill_and_continued": equal(first, third),
+            "first_differing_token": differing(first, third),
+        }
+
+    def open(self, *, at: int = 0, **changes: Any) -> None:
+        """Start the engine, unless it is there; install a version."""
+        if self.engine is None:
+            self.engine = start_engine(
+                self.folder / "model",
+                self.folder / "sglang.log",
+                told=self.told,
+                slots=self.args.slots,
+                **changes,
+            )
+        if at and self.engine.version is None:
+            self.engine.install(at, weights(self.model))
+
+    def close(self) -> None:
+        """End the engine."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+            log = self.args.out.with_suffix(".log")
+            log.write_bytes((self.folder / "sglang.log").read_bytes()[-(1 << 20) :])
+
+
+def finished(engine: Any, batch: list[Any], *, wait_for: int = 0) -> list[Any]:
+    """Run requests through the engine, as the rollout does, and return what became of them."""
+    todo, done = list(batch), []
+    want = len(batch) + wait_for
+    while len(done) < want:
+        if todo and engine.free_slots:
+            room = engine.free_slots
+            engine.submit(todo[:room])
+            todo = todo[room:]
+        got = engine.step()
+        done += got
+        if not got:
+            time.sleep(0.001)
+    return done
+
+
+async def bare(url: str, batch: list[Any], slots: int) -> None:
+    """Send the same requests straight to the server."""
+    gate = asyncio.Semaphore(slots)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=600)
+    ) as session:
+
+        async def one(request: Any) -> None:
+            sampling = {
+                "max_new_tokens": request.params.max_new_tokens,
+                "temperature": 1.0,
+                "ignore_eos": True,
+            }
+            body = {
+                "input_ids": list(request.prompt),
+                "sampling_params": sampling,
+                "return_logprob": True,
+                "extra_key": "bare",
+            }
+            async with gate, session.post(f"{url}/generate", json=body) as answer:
+                check(answer.status == 200, await answer.text())
+                await answer.json()
+
+        await asyncio.gather(*(one(request) for request in batch))
+
+
+def check(holds: bool, fact: str) -> None:
+    if not holds:
+        raise RuntimeError(fact)
+
+
+def borders_are_wrong(gaps: Any, is_new: Any) -> bool:
+    """Whether another place of the border would explain the log-probs clearly better; [2, tokens]."""
+    totals = np.concatenate([[0.0], np.cumsum(gaps[0])]) + (
+        gaps[1].sum() - np.concatenate([[0.0], np.cumsum(gaps[1])])
+    )
+    border = len(is_new) - int(is_new.sum())
+    return bool(totals[border] > totals.min() + 1.0)
+
+
+def continued(request: Any, done: Any, cut: int) -> Any:
+    """Return a request that goes on from the first tokens of a sample."""
+    prefix = Prefix(
+        tokens=tuple(done.tokens[:cut].tolist()),
+        logprobs=tuple(done.logprobs[:cut].tolist()),
+        versions=tuple(done.versions[:cut].tolist()),
+    )
+    return msgspec.structs.replace(request, prefix=prefix)
+
+
+def equal(one: dict[Any, Any], other: dict[Any, Any]) -> int:
+    """Return how many samples are the same."""
+    return sum(one[key].tokens.tolist() == other[key].tokens.tolist() for key in one)
+
+
+def differing(one: dict[Any, Any], other: dict[Any, Any]) -> list[int]:
+    """Return where samples begin to differ."""
+    return [
+        int(np.argmax(one[key].tokens != other[key].tokens))
+        for key in one
+        if one[key].tokens.tolist() != other[key].tokens.tolist()
+    ]
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--shape", choices=("tiny", "0.6b"), default="0.6b")
+    parser.add_argument("--parts", default="start,throughput,versions,deterministic")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--starts", type=int, default=3)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""`relax-actor launch` and `plan`: parsing and words, as in `cli`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.cli_options import Sectioned, choices, divided, dry_run, with_options
+
+
+@click.command(
+    "launch",
+    cls=Sectioned,
+    short_help="Run a training job until it is done.",
+    help="""Run a training job until it is done, here or over several hosts.
+
+    \b
+      relax-actor launch run.toml rollout.replicas=4 --steps 50
+      relax-actor launch run.toml --run-dir runs/mine --resume auto
+      relax-actor launch run.toml -H hostfile -x WANDB_API_KEY --dry-run
+
+    Settings come from CONFIG.toml, then SECTION.KEY=VALUE, then options; what
+    comes later wins. Paths in the file are relative to the file. Ctrl-C stops
+    all actors in order; a second one kills them.
+    """,
+    epilog="""\b
+    Exit status: 0 done, 1 the run failed, 2 the configuration is wrong,
+    3 the hosts cannot run it, 4 a host was lost, 130 after Ctrl-C,
+    143 after SIGTERM.
+    """,
+)
+@with_options
+@click.option(
+    "--preflight",
+    metavar="HOW",
+    shell_complete=choices("full", "quick", "off"),
+    help="What is asked of hosts first: full, quick or off.  [quick]",
+)
+@dry_run
+@click.option("--json", "as_json", is_flag=True, help="Print the plan of a dry run as JSON.")
+@click.option("--log-dir", metavar="PATH", help="Where actors' logs go.  [logs in the run folder]")
+@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard files.")
+@click.option("--tag-output/--no-tag-output", help="Also print what actors write, as `logs -f`.  [no]")
+@click.option("--live/--plain", default=None, help="Redraw in place, or a line an event.  [by terminal]")
+def launch(
+    arguments: tuple[str, ...],
+    *,
+    as_json: bool,
+    tensorboard: bool,
+    tag_output: bool,
+    live: bool | None,
+    **values: Any,
+) -> int:
+    """See the help above; a docstring would be shown instead of it."""
+    from launcher.launch import Request  # noqa: PLC0415 - see the module `cli`
+    from launcher.launch import launch as carry_out  # noqa: PLC0415
+
+    far, near = values.pop("dry_run_on_hosts"), values.pop("dry_run")
+    if as_json and not (near or far):
+        raise click.UsageError("`--json` prints the plan of a dry run: give --dry-run, too")
+    values["dry_run"] = "remote" if far else "local" if near else None
+    config_path, overrides = _split(arguments)
+    flags, words = divided(values)
+    request = Request(
+        config_path=config_path,
+        overrides=overrides,
+        flags=flags,
+        words=words,
+        dry_run=near or far,
+        as_json=as_json,
+        tensorboard=tensorboard,
+        tag_output=tag_output,
+        live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
+    )
+    return carry_out(request, sys.stdout)
+
+
+@click.command(
+    "plan",
+    cls=Sectioned,
+    short_help="Check a job and print what a launch would start and need.",
+    help="""Check a job and print what a launch would start and need.
+
+    \b
+      relax-actor plan run.toml train.global_batch_size=64
+      relax-actor plan run.toml -H hostfile --rollout-gpus 31
+
+    Starts nothing, asks no host and imports no torch. With --run-dir,
+    plan.json and resolved.toml are written there.
+    """,
+    epilog="Exit status: 0 it can be launched, 2 the configuration is wrong.",
+)
+@with_options
+@click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
+def plan(arguments: tuple[str, ...], *, as_json: bool, **values: Any) -> int:
+    """See the help above; a docstring would be shown instead of it."""
+    from launcher.launch import Request  # noqa: PLC0415 - see the module `cli`
+    from launcher.launch import launch as carry_out  # noqa: PLC0415
+
+    config_path, overrides = _split(arguments)
+    flags, words = divided(values)
+    request = Request(
+        config_path=config_path, overrides=overrides, flags=flags, words=words, dry_run=True, as_json=as_json
+    )
+    return carry_out(request, sys.stdout)
+
+
+def _split(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
+    """Tell the configuration file, which comes first, from the overrides."""
+    if arguments and ("=" not in arguments[0] or arguments[0].endswith(".toml")):
+        return Path(arguments[0]), arguments[1:]
+    return None, arguments

@@ -1,0 +1,223 @@
+"""What a row queue knows, and how each event changes it. Nothing is decided here. Pure."""
+
+import heapq
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+
+from relax_actor.ids import Holder, LeaseId
+from relax_actor.row_queue.records import (
+    Event,
+    Fenced,
+    FieldsPut,
+    LeaseOver,
+    PutBy,
+    Ranges,
+    RowsAcked,
+    RowsDropped,
+    RowsGone,
+    RowsLeased,
+    RowsPut,
+    SeqSeen,
+    Settled,
+    StreamEnded,
+    TurnDealt,
+    ranges,
+)
+from relax_actor.row_queue.rows import Extent, Rows
+from relax_actor.row_queue.sampling import FifoReady, GroupsReady, TokensReady, each, make_ready
+from relax_actor.row_queue.spec import ConsumerGroup, QueueSpec, TokenBudget
+
+REMEMBERED_PUTS = 256
+"""Of each producer: a put sent again after so many others is refused instead of recognised."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Rows on loan."""
+
+    group: str
+    holder: Holder
+    rows: Ranges
+    until_s: float
+    rank: int
+
+
+@dataclass(slots=True)
+class GroupState:
+    """How far a consumer group is."""
+
+    spec: ConsumerGroup
+    mask: int
+    ready: FifoReady | GroupsReady | TokensReady
+    failures: Counter[int] = field(default_factory=Counter)  # of rows that were lent in vain
+    acked: int = 0
+    dropped: int = 0
+
+
+class TableState:
+    """What `table.Table` decides by.
+
+    Args:
+        spec: the queue's, checked.
+    """
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self.spec, self.rows = spec, Rows(spec)
+        self.next_row = 0
+        self.is_ended = False
+        self.groups = {group.name: self._group(group) for group in spec.groups}
+        self.leases: dict[LeaseId, Lease] = {}
+        self.next_lease = LeaseId(1)
+        self.deadlines: list[tuple[float, LeaseId]] = []
+        self.fenced: dict[str, int] = {}
+        self.seen: dict[Holder, dict[int, int]] = defaultdict(dict)  # first row by seq
+        self.newest_seq: dict[Holder, int] = {}
+        self.put_by: Counter[str] = Counter()  # rows by the producer's name
+
+    @singledispatchmethod
+    def apply(self, event: Event) -> None:
+        """Make this what it is after an event, which must be possible."""
+        raise TypeError(f"{event!r} is no event of a row queue")
+
+    # -- rows and fields ------------------------------------------------------------------------
+
+    @apply.register
+    def _put(self, event: RowsPut) -> None:
+        extent = self.rows.add(event)
+        self.next_row = max(self.next_row, extent.end)
+        self.put_by[event.producer.name] += event.count
+        self._remember(event.producer, event.seq, event.first)
+        self._look(extent, extent.first, extent.end, 0)
+
+    @apply.register
+    def _fields(self, event: FieldsPut) -> None:
+        self._remember(event.producer, event.seq, 0)
+        bits, at = self.spec.mask(tuple(event.columns)), 0
+        for extent, low, high in self.rows.of(event.rows):
+            columns = {name: column.part(at, at + high - low) for name, column in event.columns.items()}
+            self.rows.extend(extent, low, high, columns)
+            self._look(extent, low, high, bits)
+            at += high - low
+
+    @apply.register
+    def _stream_ended(self, _: StreamEnded) -> None:
+        self.is_ended = True
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    @apply.register
+    def _turn(self, event: TurnDealt) -> None:
+        ready = self.groups[event.group].ready
+        assert isinstance(ready, TokensReady)  # noqa: S101 - nobody else deals turns
+        ready.deal(event.shares)
+
+    @apply.register
+    def _leased(self, event: RowsLeased) -> None:
+        lease = Lease(event.group, event.holder, event.rows, event.until_s, event.rank)
+        self.leases[event.lease_id] = lease
+        self.next_lease = max(self.next_lease, LeaseId(event.lease_id + 1))
+        heapq.heappush(self.deadlines, (event.until_s, event.lease_id))
+        ready = self.groups[event.group].ready
+        if isinstance(ready, TokensReady):
+            ready.lend(event.rank, event.rows)
+        else:
+            ready.take(event.rows)
+
+    @apply.register
+    def _acked(self, event: RowsAcked) -> None:
+        for lease_id in event.lease_ids:
+            lease = self.leases.pop(lease_id)
+            state = self.groups[lease.group]
+            for row in each(lease.rows) if state.failures else ():
+                state.failures.pop(row, None)
+            state.acked += self._settle(lease.rows, lease.group)
+
+    @apply.register
+    def _over(self, event: LeaseOver) -> None:
+        for lease_id in event.lease_ids:
+            lease = self.leases.pop(lease_id)
+            state = self.groups[lease.group]
+            rows = ranges(row for row in each(lease.rows) if not self.rows.is_settled(row, lease.group))
+            if event.is_failure:
+                state.failures.update(each(rows))
+            if isinstance(state.ready, TokensReady):
+                state.ready.give_back(lease.rank, rows)
+            elif rows:
+                state.ready.give(rows, again=True)
+
+    @apply.register
+    def _dropped(self, event: RowsDropped) -> None:
+        for name in [event.group] if event.group else list(self.groups):
+            state = self.groups[name]
+            gone = ranges(row for row in each(event.rows) if not self.rows.is_settled(row, name))
+            state.ready.take(gone)
+            if isinstance(state.ready, GroupsReady):
+                state.ready.lessen(gone)
+            state.dropped += self._settle(gone, name)
+            for row in each(gone):
+                state.failures.pop(row, None)
+
+    @apply.register
+    def _fence(self, event: Fenced) -> None:
+        self.fenced[event.name] = max(event.incarnation, self.fenced.get(event.name, 0))
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    @apply.register
+    def _gone(self, event: RowsGone) -> None:
+        self.next_row = event.below
+
+    @apply.register
+    def _settled(self, event: Settled) -> None:
+        state = self.groups[event.group]
+        state.ready.take(event.rows)
+        self._settle(event.rows, event.group)
+        state.acked, state.dropped = event.acked, event.dropped
+        state.failures = Counter(event.failures)
+
+    @apply.register
+    def _seq(self, event: SeqSeen) -> None:
+        self._remember(event.producer, event.seq, event.first)
+
+    @apply.register
+    def _by(self, event: PutBy) -> None:
+        self.put_by[event.name] = event.rows
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _group(self, spec: ConsumerGroup) -> GroupState:
+        name = spec.sampler.length_of if isinstance(spec.sampler, TokenBudget) else ""
+        ready = make_ready(spec, lambda row: self.rows.length(row, name), self.rows.group_of)
+        return GroupState(spec, self.spec.mask(spec.needs), ready)
+
+    def _look(self, extent: Extent, low: int, high: int, added: int) -> None:
+        """Give rows to the groups that have been waiting for the fields they got last."""
+        masks = extent.masks[low - extent.first : high - extent.first]
+        for name, state in self.groups.items():
+            mask = state.mask
+            if added and not mask & added:
+                continue
+            settled = extent.settled[name]
+            if not settled and all(have & mask == mask for have in masks):
+                state.ready.give([(low, high)])
+                continue
+            rows = [
+                low + index
+                for index, have in enumerate(masks)
+                if have & mask == mask and low + index not in settled
+            ]
+            if rows:
+                state.ready.give(ranges(rows))
+
+    def _settle(self, rows: Ranges, group: str) -> int:
+        return sum(self.rows.settle(extent, low, high, group) for extent, low, high in [*self.rows.of(rows)])
+
+    def _remember(self, producer: Holder, seq: int, first: int) -> None:
+        if not seq:
+            return  # made by a snapshot
+        seen = self.seen[producer]
+        seen[seq] = first
+        self.newest_seq[producer] = max(seq, self.newest_seq.get(producer, 0))
+        if len(seen) > REMEMBERED_PUTS:
+            del seen[min(seen)]

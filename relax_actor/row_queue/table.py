@@ -1,0 +1,349 @@
+"""The decisions of a row queue: who gets which rows, and what became of everything. Pure.
+
+No method waits, does I/O or looks at a clock: `now` is always handed in. Each decision is an event, and what
+it does is in `state`, so that the events of a journal make the same table again.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
+
+from relax_actor.ids import GroupId, Holder, LeaseId
+from relax_actor.protocol import TensorRef
+from relax_actor.row_queue.records import (
+    Columns,
+    Dealt,
+    Event,
+    Fenced,
+    FieldsPut,
+    LeaseOver,
+    PutBy,
+    Ranges,
+    RowsAcked,
+    RowsDropped,
+    RowsGone,
+    RowsLeased,
+    RowsPut,
+    SeqSeen,
+    Settled,
+    StreamEnded,
+    TurnDealt,
+    count,
+    ranges,
+)
+from relax_actor.row_queue.sampling import TokensReady, each
+from relax_actor.row_queue.spec import QueueSpec
+from relax_actor.row_queue.state import GroupState, TableState
+from relax_actor.transfer_queue.records import Put
+
+POISON = "poison: whoever gets it does not acknowledge it"
+
+
+class Table:
+    """Rows, fields, consumer groups, leases.
+
+    Args:
+        spec: checked.
+    """
+
+    def __init__(self, spec: QueueSpec) -> None:
+        self.spec = spec
+        self.refused: Counter[Put] = Counter()
+        self._state = TableState(spec)
+        self._events: list[Event] = []
+        self._dropped: list[RowsDropped] = []
+
+    @classmethod
+    def replay(cls, spec: QueueSpec, events: Iterable[Event]) -> Self:
+        """Return the table that these events made; what it freed back then is not told again."""
+        table = cls(spec)
+        for event in events:
+            table._state.apply(event)
+        table.take_freed()
+        return table
+
+    # -- producers ------------------------------------------------------------------------------
+
+    def put(
+        self, producer: Holder, seq: int, columns: Columns, keys: Sequence[int] = (), group_rows: int = 0
+    ) -> tuple[Put, int]:
+        """Take new rows.
+
+        Args:
+            producer: who puts them.
+            seq: counts this incarnation's puts, from 1: the same number is the same put.
+            columns: fields of all rows.
+            keys: the group of each row, where rows have groups.
+            group_rows: how many rows each of these groups has.
+
+        Returns:
+            What became of them, and the number of the first.
+
+        Raises:
+            ValueError: an unknown field, columns of different lengths, or keys that do not fit.
+        """
+        rows = self._check(columns)
+        if keys and (len(keys) != rows or group_rows < 1):
+            raise ValueError(f"{rows} rows, {len(keys)} keys, {group_rows} rows a group")
+        known = self.known(producer, seq)
+        if known is not None:
+            return known
+        first = self._state.next_row
+        self._emit(RowsPut(producer, seq, first, rows, columns, tuple(keys), group_rows))
+        return Put.ACCEPTED, first
+
+    def append(self, producer: Holder, seq: int, rows: Ranges, columns: Columns) -> Put:
+        """Take further fields of rows.
+
+        Rows that have them already are passed over: whoever did the work before died before it could say so.
+
+        Raises:
+            ValueError: an unknown field, a length that does not fit, or a row that has only some of them.
+        """
+        if self._check(columns) != count(rows):
+            raise ValueError(f"{count(rows)} rows, and columns of another length")
+        known = self.known(producer, seq)
+        if known is not None:
+            return known[0]
+        if not self._state.rows.all_live(rows):
+            return self._refuse(Put.STALE)  # dropped meanwhile, or done with by everybody
+        lacking = self._state.rows.lacking(rows, self.spec.mask(tuple(columns)))
+        at = 0
+        for low, high in rows:
+            for start, end in ranges(row for row in range(low, high) if row in lacking):
+                parts = {
+                    name: column.part(at + start - low, at + end - low) for name, column in columns.items()
+                }
+                self._emit(FieldsPut(producer, seq, [(start, end)], parts))
+            at += high - low
+        return Put.ACCEPTED if lacking else self._refuse(Put.DUPLICATE)
+
+    def end_stream(self) -> None:
+        """Say that no further rows come, so that what is left is dealt though it be little."""
+        if not self._state.is_ended:
+            self._emit(StreamEnded())
+
+    def known(self, producer: Holder, seq: int) -> tuple[Put, int] | None:
+        """Say what became of a put that is repeated, or comes from the dead; None of a new one."""
+        if self._is_fenced(producer):
+            return self._refuse(Put.STALE), 0
+        if seq > self._state.newest_seq.get(producer, 0):
+            return None
+        first = self._state.seen[producer].get(seq)
+        return (self._refuse(Put.STALE), 0) if first is None else (self._refuse(Put.DUPLICATE), first)
+
+    # -- consumers ------------------------------------------------------------------------------
+
+    def lease(self, group: str, holder: Holder, max_rows: int, now: float, *, rank: int = 0) -> Dealt | None:
+        """Lend ready rows; None where there are none for this consumer.
+
+        Raises:
+            ValueError: no such group, or no such rank.
+        """
+        state = self._group(group, rank)
+        if self._is_fenced(holder):
+            return None
+        rows = self._next(state, max_rows, rank)
+        if rows is None:
+            return None
+        lease_id, until_s = self._state.next_lease, now + state.spec.lease_s
+        self._emit(RowsLeased(lease_id, group, holder, rows, until_s, rank))
+        parts = self._state.rows.parts(rows, state.spec.needs)
+        return Dealt(lease_id=lease_id, parts=tuple(parts), until_s=until_s)
+
+    def ack(self, lease_ids: Sequence[LeaseId], holder: Holder) -> list[Put]:
+        """Settle leased rows; a lease that has ended, or is another's, is refused."""
+        leases = self._state.leases
+        own = [lease_id for lease_id in lease_ids if lease_id in leases and leases[lease_id].holder == holder]
+        if own:
+            self._emit(RowsAcked(own))
+        return [Put.ACCEPTED if lease_id in own else self._refuse(Put.STALE) for lease_id in lease_ids]
+
+    def drop(self, rows: Ranges, reason: str) -> None:
+        """Give rows up for all groups; one on loan is not dealt again, whatever becomes of the loan."""
+        live = ranges(row for row in each(rows) if self._state.rows.is_live(row))
+        if live:
+            self._emit(RowsDropped(live, reason))
+
+    # -- deaths and deadlines -------------------------------------------------------------------
+
+    def retain(self, holder: Holder, lease_ids: Sequence[LeaseId], group: str) -> None:
+        """Take back what a living consumer does not know that it has: the answer got lost."""
+        lost = [
+            lease_id
+            for lease_id, lease in self._state.leases.items()
+            if lease.holder == holder and lease.group == group and lease_id not in lease_ids
+        ]
+        if lost:
+            self._emit(LeaseOver(lost, is_failure=False))
+
+    def holder_gone(self, name: str, incarnation: int) -> None:
+        """Take back what this incarnation and older ones hold, and take nothing from them any more."""
+        if incarnation < self._state.fenced.get(name, 0):
+            return
+        self._emit(Fenced(name, incarnation + 1))
+        held = [
+            lease_id
+            for lease_id, lease in self._state.leases.items()
+            if lease.holder.name == name and lease.holder.incarnation <= incarnation
+        ]
+        self._over(held)
+
+    def expire(self, now: float) -> list[LeaseId]:
+        """End the leases whose time is over; return them."""
+        due: list[LeaseId] = []
+        deadlines = self._state.deadlines
+        while deadlines and deadlines[0][0] <= now:
+            lease_id = heapq.heappop(deadlines)[1]
+            if lease_id in self._state.leases:
+                due.append(lease_id)
+        self._over(due)
+        return due
+
+    def next_deadline(self) -> float | None:
+        """Return when `expire` has something to do, on the queue's clock."""
+        deadlines = self._state.deadlines
+        while deadlines and deadlines[0][1] not in self._state.leases:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    # -- questions ------------------------------------------------------------------------------
+
+    def rows_put_by(self, name: str) -> int:
+        """Return how many rows all incarnations of a producer have put."""
+        return self._state.put_by[name]
+
+    @property
+    def resident_rows(self) -> int:
+        """How many rows are here."""
+        return self._state.rows.count
+
+    def progress(self, group: str) -> dict[str, int]:
+        """Where all rows ever put are for a group: `put` is the sum of the others.
+
+        Raises:
+            ValueError: no such group.
+        """
+        state, rows = self._group(group, 0), self._state.rows
+        leased = sum(
+            not rows.is_settled(row, group)
+            for lease in self._state.leases.values()
+            if lease.group == group
+            for row in each(lease.rows)
+        )
+        known = state.acked + state.dropped + leased + state.ready.count
+        return {
+            "put": self._state.next_row,
+            "acked": state.acked,
+            "dropped": state.dropped,
+            "leased": leased,
+            "ready": state.ready.count,
+            "incomplete": self._state.next_row - known,
+        }
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the stream has ended and every group is done with every row."""
+        return self._state.is_ended and not self._state.rows.count
+
+    def segments(self) -> set[str]:
+        """Return every segment that is needed."""
+        return self._state.rows.segments()
+
+    def holdings(self) -> Iterator[tuple[GroupId, TensorRef]]:
+        """Yield every array that is needed, and the first of its rows, which are served in that order."""
+        for extent in self._state.rows.extents():
+            for spans in extent.spans.values():
+                for span in spans:
+                    yield GroupId(span.low), span.column.ref()
+
+    def take_events(self) -> list[Event]:
+        """Return what was decided since the last call; to be written down before anybody is told."""
+        events, self._events = self._events, []
+        return events
+
+    def take_freed(self) -> list[str]:
+        """Return the segments that nobody needs any more."""
+        return self._state.rows.take_freed()
+
+    def take_dropped(self) -> list[RowsDropped]:
+        """Return what was dropped, and why."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def snapshot(self) -> list[Event]:
+        """Return events that make this table anew, without its past."""
+        state = self._state
+        events: list[Event] = [Fenced(name, incarnation) for name, incarnation in state.fenced.items()]
+        events.append(RowsGone(state.next_row))
+        for extent in state.rows.extents():
+            events += extent.events()
+        for name, group in state.groups.items():
+            settled = state.rows.settled_rows(name)
+            events.append(Settled(name, settled, group.acked, group.dropped, dict(group.failures)))
+            if isinstance(group.ready, TokensReady):
+                events += [TurnDealt(name, shares) for shares in group.ready.turns()]
+        events += [PutBy(name, rows) for name, rows in state.put_by.items()]
+        for producer, seen in state.seen.items():
+            events += [SeqSeen(producer, seq, first) for seq, first in seen.items()]
+        events += [
+            RowsLeased(lease_id, lease.group, lease.holder, lease.rows, lease.until_s, lease.rank)
+            for lease_id, lease in state.leases.items()
+        ]
+        return events + ([StreamEnded()] if state.is_ended else [])
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _next(self, state: GroupState, max_rows: int, rank: int) -> Ranges | None:
+        ready = state.ready
+        if not isinstance(ready, TokensReady):
+            return ready.offer(max_rows) or None
+        if ready.share(rank) is None:
+            turn = ready.turn(is_end=self._state.is_ended)
+            if turn is not None:
+                self._emit(TurnDealt(state.spec.name, turn))
+        return ready.share(rank)
+
+    def _over(self, lease_ids: Sequence[LeaseId]) -> None:
+        """End leases without an acknowledgement; rows that ended so too often are dropped."""
+        if not lease_ids:
+            return
+        groups = {self._state.leases[lease_id].group for lease_id in lease_ids}
+        self._emit(LeaseOver([*lease_ids], is_failure=True))
+        for name in sorted(groups):
+            state = self._state.groups[name]
+            poison = sorted(row for row, n in state.failures.items() if n >= state.spec.max_attempts)
+            if poison:
+                self._emit(RowsDropped(ranges(poison), POISON, name))
+
+    def _check(self, columns: Columns) -> int:
+        unknown = [name for name in columns if name not in self.spec.fields]
+        if unknown:
+            raise ValueError(f"no field {unknown[0]!r}; there are {', '.join(self.spec.fields)}")
+        lengths = {len(column.lengths) for column in columns.values()}
+        if len(lengths) != 1 or 0 in lengths:
+            raise ValueError(f"columns of {sorted(lengths)} rows")
+        return lengths.pop()
+
+    def _is_fenced(self, holder: Holder) -> bool:
+        return holder.incarnation < self._state.fenced.get(holder.name, 0)
+
+    def _group(self, name: str, rank: int) -> GroupState:
+        state = self._state.groups.get(name)
+        if state is None:
+            raise ValueError(f"no consumer group {name!r}; there are {', '.join(self._state.groups)}")
+        ranks = getattr(state.spec.sampler, "ranks", 1)
+        if not 0 <= rank < ranks:
+            raise ValueError(f"no rank {rank}; {name!r} has {ranks}")
+        return state
+
+    def _refuse(self, what: Put) -> Put:
+        self.refused[what] += 1
+        return what
+
+    def _emit(self, event: Event) -> None:
+        self._state.apply(event)
+        self._events.append(event)
+        if isinstance(event, RowsDropped):
+            self._dropped.append(event)
