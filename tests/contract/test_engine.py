@@ -131,14 +131,15 @@ EVERY = ["scripted", "qwen3", "llama", "alone", "vision", "sglang", "sglang_chun
 REAL = ["qwen3", "llama", "qwen2", "alone", "sglang", "sglang_chunks"]
 
 
+SLOW = (pytest.mark.sglang, pytest.mark.timeout(400))  # the first of them waits for a server
+
+
 def params_of(kinds, **promises):
     """Return the kinds that promise this, as parameters."""
     keeping = [
         kind for kind in kinds if all(getattr(KINDS[kind], name) == value for name, value in promises.items())
     ]
-    return [
-        pytest.param(kind, marks=pytest.mark.sglang if kind.startswith("sglang") else ()) for kind in keeping
-    ]
+    return [pytest.param(kind, marks=SLOW if kind.startswith("sglang") else ()) for kind in keeping]
 
 
 def only(**promises):
