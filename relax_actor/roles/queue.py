@@ -49,7 +49,7 @@ class TransferQueue(DecidingActor):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         journal = self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal"
         past = list(read(journal))
         self._ledger = Ledger.replay(ledger_config(config), past)
