@@ -18,6 +18,7 @@ from typing import Any, Protocol, TextIO
 
 import msgspec
 
+from launcher import over_hosts
 from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
@@ -33,6 +34,7 @@ from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
+from relax_actor.telemetry import read_events
 from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -146,6 +148,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
         resume = _resume(settings, folder)
         config = _in_folder(settings.config, folder)
         write_plan(prepared.plan, config, folder)
+        begun_at = folder.events.stat().st_size if folder.events.exists() else 0
         with _signals() as signals:
             with _watching(request, folder, out) as on_tick:
                 job = Job(
@@ -158,8 +161,11 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
                     placement=prepared.placement,
                 )
                 outcome = runner(job, signals.obey)
-            exit_code = signals.exit_code(outcome)
+            events = read_events(folder.events, begun_at)[0]
+            exit_code = over_hosts.exit_code(events, signals.exit_code(outcome))
             failures = write_reports(folder)
+            for problem in over_hosts.problems(events, prepared.options.hosts):
+                sys.stderr.write(f"{report(problem)}\n\n")
             with suppress(OSError):  # whoever read it has gone, or its disk is full: the run ended as it did
                 out.write(
                     summary(folder, exit_code=exit_code, reason=outcome.reason, failures=failures) + "\n"
@@ -272,6 +278,7 @@ def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:
 
     control = app.RunControl()
     hand_over(control)
+    reached = over_hosts.reach(job.options, job.folder.path, job.placement)
     return app.run(
         job.config,
         job.folder.path,
@@ -279,5 +286,9 @@ def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:
         resume=job.resume,
         on_tick=job.on_tick,
         control=control,
-        env=dict(job.options.remote.env),
+        hosts=reached.hosts,
+        placement=job.placement,
+        address=reached.address,
+        fan_out=job.options.ssh.fanout,
+        env={} if reached.hosts else dict(job.options.remote.env),
     )

@@ -97,7 +97,7 @@ class _Process(Callee):
 
     def __init__(self, config: NodeConfig, spawn: Spawn, settle: Callable[[], object]) -> None:
         self._spawn, self._settle = spawn, settle
-        self.shm_root, self.listen = config.shm_root, config.listen
+        self.shm_root, self.listen, self.host = config.shm_root, config.listen, config.host
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._stop_reason = ""
         self._selector = RestingSelector()

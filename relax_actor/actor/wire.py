@@ -105,6 +105,8 @@ class Exited(Record, frozen=True, kw_only=True, tag="exited"):
     error: str = ""  # what the actor wrote of its own death, or why it could not be started
     oom: str = ""  # the evidence that the kernel took it for want of memory
     held: str = ""  # who still holds memory of its devices
+    doing: str = ""  # what it was in the middle of; for a head on another host, as the next
+    last: str = ""  # the last line of its log
 
 
 class Shutdown(Record, frozen=True, kw_only=True, tag="shutdown"):

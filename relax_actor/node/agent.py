@@ -108,7 +108,9 @@ class Agent:
             self._say(AgentReady(pid=os.getpid(), socket_dir=config.socket_dir, node=node))
             renewal.start(self._loop)
             await self._ended.wait()
-            self._events.emit("lease_ended", reason=self._reason)  # what still lives is killed for it
+            self._events.emit(
+                "lease_ended", reason=self._reason, site=self._config.host
+            )  # what still lives is killed for it
         await self._clean_up()
         network.close()
         return 1 if error else 0

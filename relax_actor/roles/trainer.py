@@ -51,7 +51,7 @@ class Trainer(Actor):
         self._config = config
         device = trainer_device(config.train.device, host_gpus())
         self._backend = make_backend(config, device)
-        rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        rows = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)

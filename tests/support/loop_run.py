@@ -5,9 +5,10 @@ import itertools
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -150,6 +151,7 @@ class LoopRunner:
         resume: Path | None = None,
         control: app.RunControl | None = None,
         on_tick: Callable[[Path], None] = lambda _folder: None,
+        on_hosts: Mapping[str, Any] = MappingProxyType({}),
         **sections: Any,
     ) -> LoopRun:
         """Run to the end, in this process; `outcome` says so when the deadline had to kill it."""
@@ -173,6 +175,7 @@ class LoopRunner:
             on_tick=tick,
             env={"OMP_NUM_THREADS": "1", **faults.plan([*plan])},
             backoff=QUICK,
+            **on_hosts,
         )
         events, _ = read_events(folder / "events.jsonl")
         start = next(index for index, event in enumerate(events) if event.get("run_id") == run_id)
@@ -209,10 +212,11 @@ def assert_trained_in_order(run: LoopRun) -> None:
     assert run.trained == list(range(run.config.run.steps * GROUPS_PER_STEP)), run.log
 
 
-def assert_trainer_went_on(run: LoopRun) -> None:
+def assert_trainer_went_on(run: LoopRun, steps: int | None = None) -> None:
     """Check that the trainer was neither restarted nor made to repeat a step (I5)."""
     assert len({event["pid"] for event in run.of("step")}) == 1
-    assert [event["step"] for event in run.of("step")] == list(range(1, run.config.run.steps + 1))
+    expected = run.config.run.steps if steps is None else steps
+    assert [event["step"] for event in run.of("step")] == list(range(1, expected + 1))
 
 
 def assert_versions_never_go_back(run: LoopRun) -> None:
