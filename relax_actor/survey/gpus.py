@@ -11,6 +11,7 @@ from relax_actor.survey.records import Gpu, GpuProcess
 SMI_S = 30.0
 """How long nvidia-smi may take: without persistence mode it wakes every GPU first."""
 
+_SMI = ("nvidia-smi", "--format=csv,noheader,nounits")
 _GPUS = ("index", "uuid", "name", "memory.total", "memory.used")
 _APPS = ("gpu_uuid", "pid", "used_memory", "process_name")
 
@@ -23,12 +24,8 @@ def gpus(run: Callable[[Sequence[str]], str] | None = None) -> tuple[Gpu, ...]:
     """
     run = run or _run
     try:
-        listed = _table(
-            run(("nvidia-smi", f"--query-gpu={','.join(_GPUS)}", "--format=csv,noheader,nounits"))
-        )
-        used = _table(
-            run(("nvidia-smi", f"--query-compute-apps={','.join(_APPS)}", "--format=csv,noheader,nounits"))
-        )
+        listed = _table(run((*_SMI, f"--query-gpu={','.join(_GPUS)}")))
+        used = _table(run((*_SMI, f"--query-compute-apps={','.join(_APPS)}")))
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(

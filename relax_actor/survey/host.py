@@ -57,8 +57,8 @@ def _with_shared_memory(facts: Facts, question: Question) -> Facts:
         writable = os.access(question.shm_root, os.W_OK | os.X_OK)
     except OSError as error:
         return msgspec.structs.replace(facts, shm_error=f"{error.strerror}: {question.shm_root}")
-    error = "" if writable else f"cannot be written: {question.shm_root}"
-    return msgspec.structs.replace(facts, shm_bytes=free, shm_error=error)
+    why = "" if writable else f"cannot be written: {question.shm_root}"
+    return msgspec.structs.replace(facts, shm_bytes=free, shm_error=why)
 
 
 def _with_disk(facts: Facts, question: Question) -> Facts:

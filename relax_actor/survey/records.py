@@ -85,7 +85,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     open_files: tuple[int, int] = (
         0,
         0,
-    )  # limit now, after it was raised, and the most that it can be; -1: any
+    )  # limit, raised already, and its maximum; -1: any
     locked_bytes: int = 0  # -1: any
     disk_bytes: int = 0  # free
     disk_error: str = ""

@@ -85,7 +85,9 @@ class Listener:
 def reached(targets: Targets) -> Reached:
     """Try to reach other hosts, many at once; return which could not be, and why."""
     with ThreadPoolExecutor(PARALLEL) as pool:
-        tried = pool.map(lambda target: _failure(*target, targets.timeout_s), targets.addresses.values())
+        tried = pool.map(
+            lambda target: _failure(target[0], target[1], targets.timeout_s), targets.addresses.values()
+        )
         failures = dict(zip(targets.addresses, tried, strict=True))
     return Reached(failures={name: why for name, why in failures.items() if why})
 
