@@ -13,7 +13,7 @@ import click
 
 from launcher.cli_completion import completion
 from launcher.cli_dcs import dcs
-from launcher.cli_launch import launch, plan
+from launcher.cli_launch import doctor, launch, plan
 from launcher.cli_operating import ORDERS
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
@@ -137,6 +137,7 @@ def command_line() -> None:
 
 command_line.add_command(launch)
 command_line.add_command(plan)
+command_line.add_command(doctor)
 
 
 for _command in (*ORDERS, *COMMANDS, dcs, completion):

@@ -16,6 +16,8 @@ def judge(case: Case) -> list[Verdict]:
     """Return the whole table, in the order of the checks."""
     table: list[Verdict] = []
     for check, (find, summary) in _CHECKS.items():
+        if check in _BETWEEN and len(case.facts) < 2 and case.here is None:
+            continue
         found = [msgspec.structs.replace(verdict, check=check) for verdict in _merged(find(case))]
         table += found or [Verdict(check=check, fact=summary(case))]
     return table
@@ -33,6 +35,9 @@ def _merged(verdicts: Iterable[Verdict]) -> list[Verdict]:
 def _nothing(_case: Case) -> Iterator[Verdict]:
     return iter(())
 
+
+_BETWEEN = frozenset({"run folder", "host name", "interface", "network", "proxies", "clock"})
+"""Checks that mean nothing where this host is the only one."""
 
 _Find = Callable[[Case], Iterable[Verdict]]
 _CHECKS: dict[str, tuple[_Find, Callable[[Case], str]]] = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from launcher.columns import size
 from launcher.hostlist import fold
-from launcher.verdicts import Case, Verdict, fail, least, listed, warn
+from launcher.verdicts import Case, Verdict, Wanted, fail, least, listed, warn
 from relax_actor.survey.records import Facts, Gpu
 
 FEW_OPEN_FILES = 4096
@@ -72,8 +72,17 @@ def gpus(case: Case) -> Iterator[Verdict]:
     for host, facts in case.facts.items():
         if facts.oddity:
             yield warn(host, f"CUDA_VISIBLE_DEVICES is odd: {facts.oddity}", "set it right, or unset it")
+        yield from _as_its_line_says(host, facts, case.want(host))
         for wanted in case.want(host).gpus:
             yield from _gpu(host, facts, wanted)
+
+
+def _as_its_line_says(host: str, facts: Facts, want: Wanted) -> Iterator[Verdict]:
+    there = len(usable_gpus(facts))
+    if want.named_gpus and not there:
+        yield fail(host, "has no GPU, but its line names some", "is its driver loaded? nvidia-smi")
+    elif 0 < there < want.slots:
+        yield warn(host, f"has {there} GPUs for us, its line says {want.slots} slots", "correct slots=")
 
 
 def _gpu(host: str, facts: Facts, wanted: str) -> Iterator[Verdict]:

@@ -35,6 +35,8 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int = 0
     disk_bytes: int = 0
     interface: str = ""
+    named_gpus: tuple[str, ...] = ()  # by its line of the hostfile
+    slots: int = 0  # the same
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

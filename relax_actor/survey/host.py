@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from relax_actor.devices import host_gpus
 from relax_actor.limits import raise_open_files
-from relax_actor.node.names import socket_folders
 from relax_actor.node.strays import VARIABLE
 from relax_actor.survey import files, gpus, software, wires
-from relax_actor.survey.records import Facts, Question
+from relax_actor.survey.records import Facts, Gpu, Question
 from relax_actor.visible import LISTS, oddity, scheduled_gpus
 
 
@@ -32,7 +32,7 @@ def facts_of(question: Question, *, port: int = 0) -> Facts:
         versions=software.versions(),
         code=software.code_digest(),
         driver=software.driver(),
-        gpus=gpus.gpus() if question.needs_gpus else (),
+        gpus=_gpus() if question.needs_gpus else (),
         visible=scheduled_gpus(os.environ),
         oddity=next((oddity(os.environ[name]) for name in LISTS if name in os.environ), ""),
         memory_bytes=_available_bytes(),
@@ -70,6 +70,11 @@ def _with_disk(facts: Facts, question: Question) -> Facts:
     return msgspec.structs.replace(facts, disk_bytes=free, disk_error=error, sync_s=sync_s)
 
 
+def _gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs; without nvidia-smi no more of them than their numbers."""
+    return gpus.gpus() or tuple(Gpu(index=str(index)) for index in range(host_gpus({})))
+
+
 def _available_bytes() -> int:
     with suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -79,14 +84,12 @@ def _available_bytes() -> int:
 
 
 def _leftovers(run_ids: tuple[str, ...]) -> Iterator[str]:
-    """Yield what runs still have here: processes by their mark, and folders of sockets."""
+    """Yield the processes that runs still have here, by their mark; files are cleared by the next start."""
     for run_id in run_ids:
         mark = f"{VARIABLE}={run_id}/".encode()
         for process in Path("/proc").iterdir():
             if process.name.isdecimal() and (actor := _actor_of(process, mark)):
                 yield f"pid {process.name} ({actor} of run {run_id})"
-        if socket_folders().is_dir():
-            yield from (str(folder) for folder in socket_folders().glob(f"{run_id}*"))
 
 
 def _actor_of(process: Path, mark: bytes) -> str:

@@ -96,6 +96,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     proxies: tuple[str, ...] = ()  # names of the variables
     no_proxy: tuple[str, ...] = ()
     paths: dict[str, PathFact] = {}
-    leftovers: tuple[str, ...] = ()  # of earlier runs
+    leftovers: tuple[str, ...] = ()  # processes of earlier runs
     time_s: float = 0.0  # unix, when it answered
     port: int = 0  # where it listens
