@@ -93,7 +93,7 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         request.flags,
         request.words,
         rehearse=request.dry_run and not is_afar,
-        ask_hosts=survey.ask,
+        ask_hosts=survey.ask if is_afar or not request.dry_run else None,
     )
     settings, plan = prepared.settings, prepared.plan
     path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())

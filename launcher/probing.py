@@ -5,9 +5,11 @@ options say, and one that an sshd refuses for want of room is tried again a litt
 """
 
 import asyncio
+import os
 import random
 import re
 import secrets
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -253,10 +255,15 @@ class _Session:
         try:
             await asyncio.wait_for(self._process.wait(), END_S)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             await self._process.wait()
-        await self._listening
+        with suppress(TimeoutError):  # somebody else may have its standard error, and keep it
+            await asyncio.wait_for(self._listening, END_S)
+
+    def _kill(self) -> None:
+        """Kill the way to the probe, with what it has started here."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _until(self, is_there: Callable[[], bool], within_s: float) -> None:
         """Read until something is there.
@@ -275,6 +282,7 @@ class _Session:
                     self._take(data)
         except TimeoutError:
             fact = f"it did not answer within {within_s:g} s"
+            self._kill()
         except CodecError as error:
             fact = str(error)
         if is_there() and not fact:
