@@ -28,6 +28,7 @@ def refused(world, replicas):
 
 
 def test_new_replicas_start_at_once_and_are_supervised() -> None:
+    """An elastic child can have another number of replicas while the tree runs; new ones start at once."""
     world = running(child("a"), elastic(1))
 
     assert scale(world, 3) == ["spawn r/1#1", "spawn r/2#1"]
@@ -43,6 +44,7 @@ def test_new_replicas_start_at_once_and_are_supervised() -> None:
 
 
 def test_the_highest_replicas_finish_what_they_have_and_leave() -> None:
+    """Those with too high numbers finish what they have, leave, and are not restarted."""
     world = running(elastic(3), child("b"))
 
     assert scale(world, 1) == ["drain r/1#1", "drain r/2#1"]
@@ -54,6 +56,7 @@ def test_the_highest_replicas_finish_what_they_have_and_leave() -> None:
 
 
 def test_a_drain_that_takes_too_long_is_a_stop_and_then_a_kill() -> None:
+    """A replica that takes longer than `drain_s` to finish is stopped, and then killed."""
     world = running(elastic(2))
     scale(world, 1)
 
@@ -65,6 +68,7 @@ def test_a_drain_that_takes_too_long_is_a_stop_and_then_a_kill() -> None:
 
 
 def test_a_stop_of_the_tree_overtakes_a_drain() -> None:
+    """A stop of the tree overtakes a drain."""
     world = running(elastic(2))
     scale(world, 1)
 
@@ -113,7 +117,7 @@ def test_without_a_time_to_drain_replicas_are_stopped() -> None:
 
 
 def test_one_change_at_a_time() -> None:
-    """What was asked for already may be asked for again: the number is absolute."""
+    """The number is absolute, and one change is made at a time: another is refused until it is done."""
     world = running(elastic(1))
     scale(world, 2)
 
@@ -128,7 +132,7 @@ def test_one_change_at_a_time() -> None:
 
 
 def test_a_new_replica_that_does_not_start_is_forgotten() -> None:
-    """It is nobody else's failure, and the same number asked for again tries again."""
+    """A new replica that fails to start is reported and forgotten, and is nobody else's failure."""
     world = running(elastic(1), intensity=Intensity(restarts=0))
     scale(world, 3)
     world.ready("r/1")
@@ -141,6 +145,7 @@ def test_a_new_replica_that_does_not_start_is_forgotten() -> None:
 
 
 def test_the_number_outlives_a_restart_of_the_supervisor() -> None:
+    """The number of replicas outlives a restart of their supervisor."""
     world = running(tree(elastic(1), name="inner", intensity=Intensity(restarts=0)), child("z"))
     scale(world, 2)
     world.make_ready()
