@@ -7,6 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 from loop_hosts import loop_hosts
 from loop_run import (
@@ -14,6 +15,7 @@ from loop_run import (
     assert_trained_in_order,
     assert_trainer_went_on,
 )
+from watching import eventually
 
 from launcher.errors import OrderError, RunFolderError
 from launcher.operating import kill, scale
@@ -86,6 +88,7 @@ def operated(tmp_path):
     run = Operated(tmp_path / "run")
     yield run
     if run.head.poll() is None:
+        (run.path / "go").touch()
         run.close()
 
 
@@ -111,9 +114,10 @@ def test_replicas_come_and_go_and_those_that_go_finish_first(operated):
         "rollout/2": "a",
         "rollout/3": "b",
     }
+    assert operated.relax("scale", "1", "--timeout", "0.1")[0] == 1
+    (operated.path / "go").touch()
     code, said = operated.relax("scale", "1")
     assert code == 0, said
-    assert "finishing what it has" in said
     assert said.splitlines()[-1] == "1 rollouts"
     assert sorted(each["what"] for each in operated.of("finished_first")) == [1, 2, 3]
     assert {each["exit"] for each in operated.of("child_exited")} <= {"stopped", "normal"}
@@ -128,7 +132,7 @@ def test_replicas_come_and_go_and_those_that_go_finish_first(operated):
 
 
 def test_a_second_change_waits_for_the_first(operated):
-    assert operated.relax("scale", "1", "--no-wait")[0] == 0
+    assert operated.relax("scale", "1", "--no-wait") == (0, "1 rollouts; rollout/1 finishing what it has\n")
     code, said = operated.relax("scale", "2")
     assert code == 1
     assert said.splitlines() == [
@@ -136,7 +140,25 @@ def test_a_second_change_waits_for_the_first(operated):
         "",
         "hint: one change at a time: wait until that is done",
     ]
+    (operated.path / "go").touch()
     assert operated.relax("scale", "1")[0] == 0
+
+
+def test_places_on_a_host_that_is_away_count_again_once_it_is_back(operated):
+    """Nobody is sent to a lost host; its own replica waits for it, or shares a place meanwhile."""
+    keepers = psutil.Process(operated.head.pid).children()
+    [keeper] = [process for process in keepers if process.environ().get("X") == "1"]
+    [agent] = keeper.children()
+    agent.kill()
+    eventually(lambda: operated.of("host_lost"))
+    view = RunView(RunFolder(operated.path))
+    with pytest.raises(OrderError, match="`rollout/3` has its place on b, which is away"):
+        scale(view, io.StringIO(), 4)
+    assert scale(view, io.StringIO(), 3, timeout_s=30.0) == 0  # the third one's place is on the other host
+    eventually(lambda: len(operated.of("host_joined")) == 3)
+    assert scale(view, io.StringIO(), 4, timeout_s=30.0) == 0
+    sites = {each["child"]: each["site"] for each in operated.of("child_spawned")}
+    assert (sites["rollout/2"], sites["rollout/3"]) == ("a", "b")
 
 
 def test_a_run_that_is_over_takes_no_orders(operated):

@@ -100,7 +100,7 @@ def steps_of(launched):
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_run_over_several_hosts_is_told_from_the_head_alone(start, hosts, count):
     launched = start(hosts[:count], "-x", "SECRET=it's a $ecret", replicas=count)
-    launched.await_event("child_ready", child=f"rollout/{count - 1}")
+    launched.await_event("child_ready", timeout_s=100.0, child=f"rollout/{count - 1}")
     family = launched.family(hosts)
     shown = [seen(launched, *words) for words in (("ps",), ("status",))]
     assert launched.ended() == 0, launched.output()
