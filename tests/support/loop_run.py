@@ -150,13 +150,14 @@ class LoopRunner:
         resume: Path | None = None,
         control: app.RunControl | None = None,
         on_tick: Callable[[Path], None] = lambda _folder: None,
+        deadline_s: float = DEADLINE_S,
         **sections: Any,
     ) -> LoopRun:
         """Run to the end, in this process; `outcome` says so when the deadline had to kill it."""
         folder = folder or self._folder / f"run-{next(self._count)}"
         folder.mkdir(parents=True, exist_ok=True)
         control = control or app.RunControl()
-        run_id, deadline = secrets.token_hex(4), time.monotonic() + DEADLINE_S
+        run_id, deadline = secrets.token_hex(4), time.monotonic() + deadline_s
 
         def tick() -> None:
             if time.monotonic() > deadline:

@@ -1,0 +1,17 @@
+"""Stands in for SGLang's kernels on a CPU, for which no wheel exists.
+
+SGLang imports names of them while it is loaded, and on a CPU without AMX calls none for dense and MoE text
+models. So each name is a function that says it is missing when it is called.
+"""
+
+__version__ = "0.0.0+stand-in"
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def missing(*_args, **_kwargs):
+        raise NotImplementedError(f"sgl_kernel.{name} has no stand-in for CPUs")
+
+    return missing
