@@ -14,8 +14,8 @@ UNINIT = "uninit"
 SPARE_TOKENS = 8
 """SGLang's context is by so much longer than ours: it keeps a few tokens of every request for itself."""
 
-QUICK_START = Path(__file__).with_name("quick_start.py")
-"""What SGLang's interpreter runs for a quick start."""
+QUICK_START = Path(__file__).with_name("quick_start")
+"""The folder that SGLang's interpreter runs for a quick start."""
 
 CPU_KV_TOKENS = 16_384
 """What its cache holds on a CPU, where models are small and memory is the run's."""
@@ -61,7 +61,10 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(settings: ServerSettings, ports: Ports) -> list[str]:
     """Return the words of the command line."""
-    words = [settings.python, *((str(QUICK_START),) if settings.quick_start else ("-m", "sglang.launch_server"))]
+    words = [
+        settings.python,
+        *((str(QUICK_START),) if settings.quick_start else ("-m", "sglang.launch_server")),
+    ]
     words += ["--model-path", settings.model, "--host", "127.0.0.1"]
     words += ["--port", str(ports.http), "--nccl-port", str(ports.nccl)]
     words += ["--tp-size", str(settings.tp), "--dtype", settings.dtype]
@@ -81,7 +84,9 @@ def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python:
         own: of this process; the mark by which a dead actor's processes are found is in it.
         own_python: this process' interpreter; another one is not told our module path.
     """
-    passed = {name: value for name, value in own.items() if name != "PYTHONPATH"}
+    # Compiling SGLang's modules anew at each start costs more than all else of it.
+    kept_back = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"} if settings.quick_start else {"PYTHONPATH"}
+    passed = {name: value for name, value in own.items() if name not in kept_back}
     if settings.python == own_python and "PYTHONPATH" in own:
         passed["PYTHONPATH"] = own["PYTHONPATH"]
     return {**passed, **_constant(), **_devices(settings), **settings.env}
