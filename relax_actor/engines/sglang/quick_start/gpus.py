@@ -89,12 +89,15 @@ class Answers:
     def _while_open(self, real: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
         def function(*words: Any, **named: Any) -> Any:
-            return answer(self, *words, **named) if self._open else real(*words, **named)
+            if self._open:
+                with contextlib.suppress(LookupError, ValueError):  # nothing was told: then it is CUDA's turn
+                    return answer(self, *words, **named)
+            return real(*words, **named)
 
         return function
 
     def _of(self, device: Any = None) -> SimpleNamespace:
-        index = getattr(device, "index", device)
+        index = device if isinstance(device, str) else getattr(device, "index", device)
         if isinstance(index, str):
             index = int(index.rpartition(":")[2]) if ":" in index else 0
         return SimpleNamespace(**self._told("torch")[index or 0])

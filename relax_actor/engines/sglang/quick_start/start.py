@@ -26,7 +26,7 @@ def main(words: Sequence[str]) -> None:
     culprit = import_all(IMPORTED)
     obstacle = culprit or why_not()
     if obstacle:
-        say(f"imported in {time.monotonic() - began:.1f} s; processes are spawned, for {obstacle}")
+        say(f"imported in {time.monotonic() - began:.1f} s; processes are spawned: {obstacle}")
     else:
         twin = fork_twin()
         say(f"imported in {time.monotonic() - began:.1f} s, {models}; process {twin} forks the others")
