@@ -13,7 +13,7 @@ from relax_actor.engines.sglang import states
 from relax_actor.engines.sglang.answers import Span, parse, policy_version, token_versions, unpack_routes
 from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import capabilities, version_of
-from relax_actor.engines.sglang.settings import Ports, ServerSettings, command, environment
+from relax_actor.engines.sglang.settings import QUICK_START, Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.states import TABLE, EngineState, EngineTrigger, IllegalEngineMoveError
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
@@ -60,7 +60,9 @@ def value(words, name):
 
 def test_a_server_gets_its_ports_and_starts_without_weights_and_tokenizer():
     words = command(settings(), PORTS)
-    assert words[:3] == ["/py", "-m", "sglang.launch_server"]
+    assert words[:2] == ["/py", str(QUICK_START)]
+    plain = command(settings(quick_start=False), PORTS)
+    assert plain == ["/py", "-m", "sglang.launch_server", *words[2:]]
     assert value(words, "--port") == "7001"
     assert value(words, "--nccl-port") == "7002"
     assert (value(words, "--load-format"), value(words, "--weight-version")) == ("dummy", "uninit")
