@@ -106,6 +106,10 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     if valid > samples:
         fact = f"is {valid}, but a group has only {samples} samples (rollout.samples_per_prompt)"
         yield ConfigError(where("queue.min_valid_samples"), fact, f"use 1 to {samples}")
+    if config.rollout.min_replicas > config.rollout.replicas:
+        least, replicas = config.rollout.min_replicas, config.rollout.replicas
+        fact = f"is {least}, more than rollout.replicas, which is {replicas}"
+        yield ConfigError(where("rollout.min_replicas"), fact)
     if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
         yield ConfigError(
             where("queue.on_partial_timeout"),

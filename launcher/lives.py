@@ -173,7 +173,8 @@ class Lives:
 
     def _on_lease_ended(self, event: Event) -> None:
         for lives in self.actors.values():
-            if lives[-1].phase in ALIVE:
+            is_there = lives[-1].site in {"", event.get("site", "")} or "site" not in event
+            if lives[-1].phase in ALIVE and is_there:
                 lives[-1].killed = f"by its node agent: {event.get('reason')}"
 
     def _on_process_exited(self, event: Event) -> None:

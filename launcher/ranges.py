@@ -33,6 +33,7 @@ RANGES: dict[str, Range] = {
     "run.grace_s": _ABOVE,
     "data.max_prompt_tokens": _ZERO,
     "rollout.replicas": _ONE,
+    "rollout.min_replicas": _ONE,
     "rollout.samples_per_prompt": _TWO,
     "rollout.max_new_tokens": _ONE,
     "rollout.temperature": _ZERO,

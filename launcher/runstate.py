@@ -124,7 +124,14 @@ class RunState:
 
     def _on_policy_installed(self, event: Event) -> None:
         child = self.children.get(str(event.get("actor")))
-        if child is not None and child.incarnation == event.get("inc"):
+        is_up = child is not None and child.phase in {
+            ChildPhase.STARTING,
+            ChildPhase.READY,
+            ChildPhase.ACTIVE,
+        }
+        if (
+            child is not None and is_up and child.incarnation == event.get("inc")
+        ):  # another host's may come late
             child.phase, child.policy_version = ChildPhase.ACTIVE, _whole(event.get("version"))
 
     def _on_step(self, event: Event) -> None:

@@ -4,7 +4,6 @@ Read this file for the shape of the system, `protocol` for what the actors say, 
 """
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -12,14 +11,23 @@ from pathlib import Path
 
 import msgspec
 
+from relax_actor import homes
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
 from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device, trainer_device
+from relax_actor.homes import LoopHosts
+from relax_actor.node.lease import LeaseTerms
+from relax_actor.outcome import Outcome, RunControl, watch
+from relax_actor.placement import Placement
 from relax_actor.roles import verdict
+from relax_actor.supervision.fleet import FAN_OUT
+from relax_actor.supervision.hosts import Host
 from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
 from relax_actor.transfer_queue.memory import remove_spilled
+
+__all__ = ["TORCH_MODULES", "Outcome", "RunControl", "run", "stores", "tree", "zygotes"]
 
 TORCH_MODULES = (
     "torch",
@@ -34,52 +42,15 @@ TORCH_MODULES = (
 )
 """What the zygote of the roles that use torch imports before it forks; nothing here touches a device."""
 
-POLL_S = 0.1
-
 SERVER_START_S = 960.0
 """How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run ended."""
-
-    exit_code: int  # 0 done, 1 failed, 130 on SIGINT, 143 on SIGTERM
-    reason: str
-
-
-class RunControl:
-    """How another thread, or a signal handler, ends a run."""
-
-    def __init__(self) -> None:
-        self._stop, self._kill = threading.Event(), threading.Event()
-        self.reason = ""
-
-    def stop(self, reason: str) -> None:
-        """End in order: each actor gets its time to clean up."""
-        self.reason = self.reason or reason
-        self._stop.set()
-
-    def kill(self, reason: str) -> None:
-        """End now."""
-        self.reason = self.reason or reason
-        self._kill.set()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is to end in order."""
-        return self._stop.is_set()
-
-    @property
-    def killing(self) -> bool:
-        """Whether the run is to end now."""
-        return self._kill.is_set()
 
 
 def tree(
     config: Config,
     *,
     resume: str = "",
-    hosts: Sequence[str] = (),
+    placement: Placement | None = None,
     env: Mapping[str, str] | None = None,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
 ) -> SupervisorSpec:
@@ -87,14 +58,21 @@ def tree(
 
     Args:
         config: the run's.
-        hosts: the names of all hosts, the trainer's first; empty is this one.
         resume: a checkpoint folder for the first trainer, or empty.
+        placement: where each actor is; None is this host, with its GPUs.
         env: added to the environment of every actor.
         backoff: how soon an actor that died is started again.
+
+    Raises:
+        UnplacedError: the placement says nothing of a rollout.
+        SpecError: it puts elsewhere what has to be on the first host.
     """
+    gpus, hosts = host_gpus(), LoopHosts()
+    if placement is not None:
+        homes.check(placement)
+        config, hosts = homes.on_devices(config, placement), homes.loop_hosts(placement)
     stops = PromptEncoder(Path(config.model.path), config.data).stop_token_ids(config.rollout)
     child = partial(_child, config, dict(env or {}))
-    gpus = host_gpus()
     rollouts = SupervisorSpec(
         id="rollouts",
         backoff=backoff,
@@ -106,7 +84,12 @@ def tree(
         children=(
             msgspec.structs.replace(
                 child(
-                    "rollout", "Rollout", stop_token_ids=stops, replicas=config.rollout.replicas, indexed=True
+                    "rollout",
+                    "Rollout",
+                    stop_token_ids=stops,
+                    hosts=hosts,
+                    replicas=config.rollout.replicas,
+                    indexed=True,
                 ),
                 devices=_rollout_gpus(config, gpus),
                 spares=config.rollout.spares,
@@ -122,20 +105,42 @@ def tree(
         shutdown_s=config.run.grace_s,
         devices=_on_gpu(trainer_device(config.train.device, gpus)),
     )
-    return SupervisorSpec(
+    spec = SupervisorSpec(
         id="run",
         backoff=backoff,
         intensity=Intensity(restarts=10, within_s=600.0),
         auto_shutdown="any",
         children=(
             msgspec.structs.replace(child("queue", "TransferQueue"), zygote="default"),
+            *_dock(placement, env),
             child("prompts", "Prompts"),
-            child("reward", "Reward", replicas=config.reward.replicas),
-            *stores(config, hosts, stages=bool(_rollout_gpus(config, gpus)), env=env),
+            child("reward", "Reward", hosts=hosts, replicas=config.reward.replicas),
+            *stores(config, tuple(hosts.stores), stages=bool(_rollout_gpus(config, gpus)), env=env),
             rollouts,
             trainer,
         ),
     )
+    return spec if placement is None else _settled(spec, placement)
+
+
+def _settled(spec: SupervisorSpec, placement: Placement) -> SupervisorSpec:
+    """Return the tree with everybody's places; stores have theirs already."""
+    children = [
+        _settled(child, placement)
+        if isinstance(child, SupervisorSpec)
+        else child
+        if child.hosts
+        else homes.settled(child, placement)
+        for child in spec.children
+    ]
+    return msgspec.structs.replace(spec, children=tuple(children))
+
+
+def _dock(placement: Placement | None, env: Mapping[str, str] | None) -> list[ChildSpec]:
+    """Return who brings rows from host to host, where there are actors that need it."""
+    if placement is None or not homes.crosses_hosts(placement):
+        return []
+    return [ChildSpec(id="dock", actor="relax_actor.roles.dock:RowDock", env=dict(env or {}))]
 
 
 def stores(
@@ -248,6 +253,12 @@ def run(
     on_tick: Callable[[], None] | None = None,
     env: Mapping[str, str] | None = None,
     backoff: Backoff = Backoff(),  # noqa: B008 - frozen
+    hosts: Sequence[Host] = (),
+    placement: Placement | None = None,
+    address: str = "",
+    lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - frozen
+    join_timeout_s: float = 120.0,
+    fan_out: int = FAN_OUT,
 ) -> Outcome:
     """Run to the end and leave nothing behind but the run folder.
 
@@ -260,13 +271,33 @@ def run(
         on_tick: called about ten times a second, in this thread.
         env: added to the environment of every actor.
         backoff: how soon an actor that died is started again.
+        hosts: where actors run, the first of them that of the trainer and the rows; none is this machine.
+        placement: where each actor is; None deals the rollouts to the hosts in turn.
+        address: where the other hosts reach this program.
+        lease: how long a host that does not answer is believed in.
+        join_timeout_s: how long all hosts together may take to be there.
+        fan_out: how many sessions to other hosts may be on their way at once.
+
+    Raises:
+        SpecError: hosts and placement do not fit one another, or what has to be together.
+        UnplacedError: the placement says nothing of a rollout.
     """
+    if placement is None and len(hosts) > 1:
+        placement = homes.spread(config, [host.name for host in hosts])
     control = control or RunControl()
     verdict.clear(folder)
     events = EventLog(folder / "events.jsonl", "head", 1)
-    spec = tree(config, resume=str(resume or ""), env=env, backoff=backoff)
     supervisor = Supervisor(
-        spec, run_dir=folder, run_id=run_id, zygotes=zygotes(config), shm_root=config.queue.storage_path
+        tree(config, resume=str(resume or ""), placement=placement, env=env, backoff=backoff),
+        run_dir=folder,
+        run_id=run_id,
+        zygotes=zygotes(config),
+        shm_root=config.queue.storage_path,
+        hosts=hosts,
+        address=address,
+        lease=lease,
+        join_timeout_s=join_timeout_s,
+        fan_out=fan_out,
     )
     events.emit(
         "run_started",
@@ -278,7 +309,7 @@ def run(
     )
     supervisor.start()
     try:
-        outcome = _watch(supervisor, control, on_tick)
+        outcome = watch(supervisor, config, control, on_tick)
     finally:
         supervisor.close()
         remove_spilled(supervisor.run_id, folder)
@@ -287,23 +318,3 @@ def run(
     events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)
     events.close()
     return outcome
-
-
-def _watch(supervisor: Supervisor, control: RunControl, on_tick: Callable[[], None] | None) -> Outcome:
-    told_to_stop = told_to_kill = False
-    while (finished := supervisor.wait(POLL_S)) is None:
-        if control.killing and not told_to_kill:
-            told_to_kill = True
-            supervisor.kill(control.reason)
-        elif control.stopping and not told_to_stop:
-            told_to_stop = True
-            supervisor.stop(control.reason)
-        if on_tick is not None:
-            on_tick()
-    if told_to_stop or told_to_kill:
-        return Outcome(exit_code=_signal_code(control.reason), reason=f"stopped: {control.reason}")
-    return Outcome(exit_code=0 if finished.outcome == "ok" else 1, reason=finished.reason)
-
-
-def _signal_code(reason: str) -> int:
-    return {"SIGINT": 130, "SIGTERM": 143}.get(reason, 1)

@@ -83,6 +83,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A prompt comes back to the queue when its rollout has not finished it by then."""
     chunk_tokens: int = 0
     """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
+    min_replicas: int = 1
+    """Over several hosts: the run goes on while so many replicas have a host that is there, else it ends."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1

@@ -314,7 +314,8 @@ class ShmSpace:
 
 
 def _segments_in(root: Path) -> Iterator[SegmentName]:
-    for path in root.iterdir():
+    """Return the segments in a folder; there are none in one that is gone."""
+    for path in root.iterdir() if root.exists() else ():
         with contextlib.suppress(SegmentNameError):
             yield parse_name(path.name)
 

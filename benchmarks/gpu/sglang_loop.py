@@ -3,9 +3,9 @@
     RELAX_ACTOR_SGLANG_PYTHON=python3 python benchmarks/gpu/sglang_loop.py OUT.json [--parts storm,spare,same]
 
 `storm`: three replicas on one GPU, a trainer on another; the server's scheduler, its main process and
-our actor are killed in turn, three times each, while samples are under way. `spare`: one replica and a server that
-waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three kills are those
-of a run without. `--shape tiny` plays it on a CPU.
+our actor are killed in turn, three times each, while samples are under way. `spare`: one replica, and a
+server that waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three
+kills are those of a run without. `--shape tiny` plays it on a CPU.
 """
 
 import argparse
@@ -324,6 +324,9 @@ def config_of(
         {"trainer": "cuda:0", "rollout": f"cuda:{min(1, torch.cuda.device_count() - 1)}"} if ON_GPU else {}
     )
     samples, groups = (8, 8) if ON_GPU else (4, 2)
+    server = server_options()
+    if ON_GPU:  # several servers share a GPU: what each one takes of it may not depend on the others
+        server["sglang_args"] += ("--max-total-tokens", "65536")
     values: dict[str, dict[str, Any]] = {
         "run": {
             "steps": 400,
@@ -334,14 +337,14 @@ def config_of(
         },
         "model": {"path": str(base / "model"), "dtype": "bfloat16" if ON_GPU else "float32"},
         "data": {"path": str(rows)},
-        "rollout": server_options()
+        "rollout": server
         | {
             "replicas": counts[0],
             "spares": counts[1],
             "samples_per_prompt": samples,
             "max_new_tokens": 384 if ON_GPU else 12,
             "max_in_flight": 32 if ON_GPU else 8,
-            "mem_fraction": 0.25 if ON_GPU else 0.0,
+            "mem_fraction": 0.85 if ON_GPU else 0.0,
             "device": devices.get("rollout", "cpu"),
             "chunk_tokens": chunk_tokens,
             "verify": ON_GPU,

@@ -115,6 +115,11 @@ class Host(Protocol):
         """This host's address for others, empty where there are no others."""
         ...
 
+    @property
+    def host(self) -> str:
+        """The name of this host in the tree."""
+        ...
+
 
 class Context:
     """An actor's view of the tree it lives in. Set before the constructor runs."""
@@ -165,6 +170,11 @@ class Context:
     def listen(self) -> str:
         """This host's address, by which other hosts of the tree reach it; empty where there are none."""
         return self._host.listen
+
+    @property
+    def host(self) -> str:
+        """The name of this actor's host, as the tree has it."""
+        return self._host.host
 
     def wake(self) -> None:
         """Let `step` run again as soon as the message at hand is done; any thread may call it."""

@@ -39,6 +39,7 @@ class NodeConfig(Record, frozen=True, kw_only=True, tag="node_config"):
     lease: LeaseTerms = LeaseTerms()
     join_timeout_s: float = 120.0
     early: int = -1  # descriptor for early words to a head on the same host; see `node.early`
+    term_is_for_head: bool = False  # SIGTERM is no order here; see `supervision.hosts.Host`
 
     @property
     def run_mark(self) -> str:
@@ -105,6 +106,8 @@ class Exited(Record, frozen=True, kw_only=True, tag="exited"):
     error: str = ""  # what the actor wrote of its own death, or why it could not be started
     oom: str = ""  # the evidence that the kernel took it for want of memory
     held: str = ""  # who still holds memory of its devices
+    doing: str = ""  # what it was in the middle of; for a head on another host, as the next
+    last: str = ""  # the last line of its log
 
 
 class Shutdown(Record, frozen=True, kw_only=True, tag="shutdown"):

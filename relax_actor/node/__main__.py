@@ -1,5 +1,13 @@
-"""`python -P -m relax_actor.node`: run the node agent; see `relax_actor.node.keeper`."""
+"""`python -P -m relax_actor.node`: run the node agent; see `relax_actor.node.keeper`.
 
-from relax_actor.node.keeper import main
+With `--stdin-frame` it is at the far end of a session such as ssh's: see `relax_actor.node.porter`.
+"""
 
-main()
+import sys
+
+from relax_actor.node import keeper, porter
+
+if "--stdin-frame" in sys.argv[1:]:
+    porter.main()
+else:
+    keeper.main()

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from relax_actor import last_words
 from relax_actor.actor import page
 from relax_actor.actor.page import PageState
 from relax_actor.actor.wire import Dying, Exited, Hung, Look, NodeConfig, Promote, Record, Seen, Spawn
@@ -75,7 +76,7 @@ class Children:
         say: Callable[[Record], object],
     ) -> None:
         self._run_id, self._space, self._others, self._say = config.run_id, space, others, say
-        self._early = EarlyWord(config.early)
+        self._early, self._is_remote = EarlyWord(config.early), config.is_remote
         self._children: dict[tuple[str, int], _Child] = {}
         self._cgroups = cgroup.Cgroups(cgroup.root(config.run_id, os.getpid()))
         self._oom = cgroup.OomWatch()
@@ -290,6 +291,10 @@ class Children:
             oom=child.oom,
             held=held,
         )
+        if self._is_remote and child.code != 0:  # the head does not see its files yet
+            doing = last_words.doing(Path(child.spawn.crash).with_suffix(".json"))
+            last = last_words.last_line(Path(child.spawn.log))
+            exited = msgspec.structs.replace(exited, doing=doing, last=last)
         self._say(exited)
 
     def _mark(self, child: _Child) -> str:

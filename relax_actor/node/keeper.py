@@ -16,7 +16,6 @@ import select
 import shutil
 import signal
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -33,7 +32,6 @@ from transport.shm import ShmSpace
 EXIT_AGENT_DIED = 70
 
 SWEEP_DEADLINE_S = 30.0
-_POLL_S = 0.002
 
 
 def main() -> None:
@@ -111,12 +109,7 @@ def _wait_or_fence(pidfd: int, until: LeaseEnd, look_s: float) -> bool:
 
 
 def _sweep(config: NodeConfig) -> None:
-    deadline = time.monotonic() + SWEEP_DEADLINE_S
-    while _has_children() and time.monotonic() < deadline:
-        for child, _ in process.children():
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        time.sleep(_POLL_S)
+    process.end_children(SWEEP_DEADLINE_S)
     if config.is_remote or _is_at_end(sys.stdin.fileno()):  # else the head runs on, here, and starts another
         ShmSpace(config.run_id, config.shm_root).sweep()
         shutil.rmtree(config.socket_dir, ignore_errors=True)
@@ -126,13 +119,3 @@ def _is_at_end(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
-
-
-def _has_children() -> bool:
-    """Reap whom it can; whether somebody is left, who may still have children of their own."""
-    try:
-        while os.waitpid(-1, os.WNOHANG) != (0, 0):
-            pass
-    except ChildProcessError:
-        return False
-    return True

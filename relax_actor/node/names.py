@@ -22,14 +22,19 @@ def file_stem(name: str, incarnation: int) -> str:
     return f"{name.replace('/', '-')}-{incarnation}"
 
 
+def socket_folders() -> Path:
+    """Return this user's folder of folders for sockets; it need not be there."""
+    base = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())  # noqa: S108
+    return base / f"rx-{os.getuid()}"
+
+
 def make_socket_dir(name: str) -> Path:
     """Make a private folder for sockets: short (AF_UNIX allows 107 bytes) and 0700; it may be there.
 
     Raises:
         PermissionError: it belongs to another user.
     """
-    base = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())  # noqa: S108
-    folder = base / f"rx-{os.getuid()}" / name
+    folder = socket_folders() / name
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, exist_ok=True)
         if each.stat().st_uid != os.getuid():

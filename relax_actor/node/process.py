@@ -14,17 +14,18 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
 ADOPTION_DEADLINE_S = 5.0
+_POLL_S = 0.002
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel SIGKILL this process when `parent` dies; die now if it is already gone.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process, by SIGKILL, when `parent` dies; die now if it is already gone.
 
     The signal is bound to the parent's thread that forked (or, after re-parenting, to its main thread), so
     parents must fork from a thread that lives as long as they do.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
 
 
 def die_with_pipe(pipe: int) -> None:
@@ -126,6 +127,26 @@ def children() -> Iterator[tuple[int, bool]]:
     for pid in everybody():
         if (fields := _stat(pid)) is not None and fields[1] == me:
             yield pid, fields[0] == "Z"
+
+
+def end_children(within_s: float) -> None:
+    """SIGKILL and reap every child, own and adopted, until none is left or the time is over."""
+    deadline = time.monotonic() + within_s
+    while _reap_all() and time.monotonic() < deadline:
+        for child, _ in children():
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _reap_all() -> bool:
+    """Reap whom it can; whether somebody is left, who may still have children of their own."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def everybody() -> list[int]:

@@ -12,7 +12,7 @@ from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import PromptLease, SampleChunk, TensorRef
 from relax_actor.rl import routing
 from relax_actor.rl.routing import RouteLayout
-from relax_actor.transfer_queue.storage import RowReader, RowWriter
+from relax_actor.roles.rows import Rows
 
 Key = tuple[GroupId, SampleIndex]
 
@@ -46,14 +46,12 @@ class Chunks:
         return (length // self._every_tokens + 1) * self._every_tokens
 
 
-def prefixes(
-    lease: PromptLease, reader: RowReader, layout: RouteLayout | None = None
-) -> dict[SampleIndex, Prefix]:
+def prefixes(lease: PromptLease, rows: Rows, layout: RouteLayout | None = None) -> dict[SampleIndex, Prefix]:
     """Read what is there of a lease's samples; those without anything have an empty one.
 
     Args:
         lease: what is to be gone on with.
-        reader: of its rows.
+        rows: of this rollout.
         layout: of the routed experts; None reads none.
 
     Raises:
@@ -62,28 +60,28 @@ def prefixes(
     found = dict.fromkeys(lease.missing, NO_PREFIX)
     for chunk in lease.chunks:
         found[chunk.sample_index] = Prefix(
-            tokens=tuple(reader.read(chunk.tokens).tolist()),
-            logprobs=tuple(reader.read(chunk.logprobs).tolist()),
-            versions=tuple(reader.read(chunk.versions).tolist()),
-            routed_experts=_routes(chunk, reader, layout),
+            tokens=tuple(rows.read(chunk.tokens).tolist()),
+            logprobs=tuple(rows.read(chunk.logprobs).tolist()),
+            versions=tuple(rows.read(chunk.versions).tolist()),
+            routed_experts=_routes(chunk, rows, layout),
         )
     return found
 
 
 def write_rows(
-    writer: RowWriter, completions: Sequence[Completion], layout: RouteLayout | None = None
+    rows: Rows, completions: Sequence[Completion], layout: RouteLayout | None = None
 ) -> list[dict[str, TensorRef]]:
     """Write tokens, log-probs and versions of finished or unfinished samples; return where they are.
 
     Args:
-        writer: of this rollout.
+        rows: of this rollout.
         completions: each of at least one token.
         layout: of the routed experts, which are written too; None writes none.
 
     Raises:
         RoutedExpertsError: the engine has recorded none, or others than the model can have.
     """
-    return writer.write([_arrays(each, layout) for each in completions])
+    return rows.write([_arrays(each, layout) for each in completions])
 
 
 def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleChunk:
@@ -124,9 +122,7 @@ def _packed(completion: Completion, layout: RouteLayout) -> npt.NDArray[Any]:
     return routing.pack(routes, layout, request.key)
 
 
-def _routes(
-    chunk: SampleChunk, reader: RowReader, layout: RouteLayout | None
-) -> npt.NDArray[np.int32] | None:
+def _routes(chunk: SampleChunk, rows: Rows, layout: RouteLayout | None) -> npt.NDArray[np.int32] | None:
     if layout is None or chunk.routed_experts is None:
         return None
-    return routing.unpack(reader.read(chunk.routed_experts), layout)
+    return routing.unpack(rows.read(chunk.routed_experts), layout)

@@ -6,7 +6,7 @@ from typing import Any
 
 from relax_actor.actor import Context
 from relax_actor.config import Config
-from relax_actor.devices import CPU, host_gpus, replica_groups, rollout_device
+from relax_actor.devices import AUTO, CPU, host_gpus, replica_groups, rollout_device
 from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
 from relax_actor.rl.routing import RouteLayout, layout_of
 from relax_actor.roles.claims import claim
@@ -36,7 +36,7 @@ def make_rollout_engine(
 
     groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
     fds: tuple[int, ...] = ()
-    if rollout.spares and groups != [(CPU,)]:
+    if rollout.spares and rollout.device in {AUTO, "cuda"} and groups != [(CPU,)]:  # else one GPU is for all
         # Spares begin at the other end, so that replicas find their own.
         taken = claim(context.run_dir / "gpus", groups, first=-1 if context.is_spare else context.replica)
         devices, fds = taken.devices, (taken.fd,)

@@ -38,7 +38,7 @@ class Prompts(Actor):
         self._eval_rows = self._load_eval()
         self._stream = PromptStream(len(self._rows), seed=config.run.seed, shuffle=config.data.shuffle)
         self._writer = RowWriter(
-            ShmSpace(self.ctx.run_id, config.queue.storage_path), self.ctx.holder, on_full=self._say_full
+            ShmSpace(self.ctx.run_id, self.ctx.shm_root), self.ctx.holder, on_full=self._say_full
         )
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._asking: Reply[Wanted] | None = None

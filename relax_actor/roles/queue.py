@@ -63,7 +63,7 @@ class TransferQueue(Actor):
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
+        self._space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._changed = asyncio.Event()
         self._journal: Journal[Event] = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
         past = list(read(self._journal.path))

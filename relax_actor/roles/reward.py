@@ -3,6 +3,7 @@
 User code never runs here: it may loop, leak or crash, and costs at most the sample it was given.
 """
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,15 @@ from relax_actor.actor import Actor, Reply
 from relax_actor.config import Config
 from relax_actor.data.template import PromptEncoder
 from relax_actor.faults import point
+from relax_actor.homes import LoopHosts
 from relax_actor.ids import LeaseId
 from relax_actor.protocol import RewardReady, RewardTask
 from relax_actor.rewards.pool import RewardOutcome, RewardPool
 from relax_actor.rewards.registry import RewardInput
 from relax_actor.roles.queue import TransferQueue
-from relax_actor.transfer_queue.memory import spill_space
+from relax_actor.roles.rows import Arrival, rows_of
 from relax_actor.transfer_queue.records import Put
-from relax_actor.transfer_queue.storage import RowReader
-from transport.shm import ShmSpace
+from transport.shm import SegmentMissingError
 
 PARK_S = 20.0
 TASKS_PER_WORKER = 16
@@ -27,14 +28,18 @@ TASKS_PER_WORKER = 16
 
 
 class Reward(Actor):
-    """Scores samples with the configured function."""
+    """Scores samples with the configured function.
 
-    def __init__(self, config: Config) -> None:
+    Args:
+        config: the run's.
+        hosts: of the run.
+    """
+
+    def __init__(self, config: Config, hosts: LoopHosts = LoopHosts()) -> None:  # noqa: B008 - frozen
         reward = config.reward
         self._config = config
         self._encoder = PromptEncoder(Path(config.model.path), config.data)
-        space = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader = RowReader(space, spill_space(self.ctx.run_id, self.ctx.run_dir))
+        self._rows = rows_of(self.ctx, hosts)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._pool = RewardPool(
             reward.function,
@@ -45,6 +50,7 @@ class Reward(Actor):
         self._capacity = reward.workers * TASKS_PER_WORKER
         self._scoring: list[tuple[Any, RewardTask]] = []
         self._asking: Reply[list[RewardTask]] | None = None
+        self._arriving: tuple[list[RewardTask], Arrival] | None = None
         self._putting: list[tuple[Reply[list[Put]], list[RewardReady]]] = []
         self._failures_said: set[str] = set()
 
@@ -63,10 +69,15 @@ class Reward(Actor):
         if self._asking is not None and self._asking.done():
             reply, self._asking = self._asking, None
             if reply.exception() is None:  # else the queue is away: ask its next incarnation
-                for task in reply.result():
+                tasks = reply.result()
+                self._arriving = tasks, self._rows.fetch([task.tokens for task in tasks])
+        if self._arriving is not None and self._arriving[1].done():
+            tasks, self._arriving = self._arriving[0], None
+            for task in tasks:
+                with contextlib.suppress(SegmentMissingError):  # its lease has ended, and so has the row
                     self._score(task)
         room = self._capacity - len(self._scoring)
-        if self._asking is None and room > 0:
+        if self._asking is None and self._arriving is None and room > 0:
             self._asking = self._queue.within(PARK_S * 2).ask(
                 TransferQueue.lease_rewards, self.ctx.holder, self._held(), room, PARK_S
             )
@@ -78,7 +89,7 @@ class Reward(Actor):
 
     def _score(self, task: RewardTask) -> None:
         point("rewarding")
-        tokens = self._reader.read(task.tokens).tolist()
+        tokens = self._rows.read(task.tokens).tolist()
         future = self._pool.submit(
             RewardInput(
                 response=self._encoder.decode(tokens),

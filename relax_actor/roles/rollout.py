@@ -20,23 +20,21 @@ from relax_actor.devices import CPU
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import RequestError
 from relax_actor.faults import point
+from relax_actor.homes import LoopHosts
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
-from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady
+from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady, TensorRef
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
 from relax_actor.roles.engine_choice import make_rollout_engine, route_layout, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.rows import Arrival, rows_of
 from relax_actor.roles.staging import gpu_sources
-from relax_actor.transfer_queue.memory import spill_space
-from relax_actor.transfer_queue.storage import RowReader, RowWriter
+from relax_actor.transfer_queue.storage import refs_of
 from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
 
 PARK_S = 20.0
 """How long a request for prompts waits in the queue before it is asked again."""
-
-STORE = "store-0"
-"""Who stages policy versions to this host's GPUs."""
 
 SPAN_S = 0.5
 """Generating is reported in stretches of at most this."""
@@ -48,10 +46,16 @@ class Rollout(LendingActor):
     Args:
         config: the run's.
         stop_token_ids: what ends a sample.
+        hosts: of the run.
     """
 
-    def __init__(self, config: Config, stop_token_ids: tuple[int, ...]) -> None:
-        self._config, self._stop_token_ids = config, stop_token_ids
+    def __init__(
+        self,
+        config: Config,
+        stop_token_ids: tuple[int, ...],
+        hosts: LoopHosts = LoopHosts(),  # noqa: B008 - frozen
+    ) -> None:
+        self._config, self._stop_token_ids, self._hosts = config, stop_token_ids, hosts
         self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx)
         self._busy_since: float | None = None
         self._is_active = False  # whether this incarnation has ever had a whole version
@@ -65,16 +69,15 @@ class Rollout(LendingActor):
 
     def _join(self) -> None:
         config = self._config
-        rows = ShmSpace(self.ctx.run_id, config.queue.storage_path)
-        self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
-        self._writer = RowWriter(rows, self.ctx.holder, on_full=self._say_full)
+        self._rows = rows_of(self.ctx, self._hosts, self._say_full)
         self._routes = route_layout(config)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
-        self._putting = Putting(self._queue, self.ctx)
+        self._arriving: tuple[Leased, Arrival] | None = None
+        self._putting = Putting(self._queue, self._rows, self.ctx)
         self._chunks = Chunks(config.rollout.chunk_tokens)
 
     def step(self) -> float | None:
@@ -83,7 +86,7 @@ class Rollout(LendingActor):
         self._refresh_weights()
         self._take_prompts()
         self._stop_unwanted(self._putting.settle())
-        if not self._engine.in_flight or not self._weights.can_sample:
+        if not self._engine.in_flight or not self._weights.can_sample or self._rows.is_crowded:
             self._report_busy(idle=True)
             return LOOK_S if self._weights.is_behind else self._engine.idle_s
         self._busy_since = self._busy_since or time.time()
@@ -110,13 +113,13 @@ class Rollout(LendingActor):
             DiskSource(self.ctx.run_dir / "checkpoints"),
         ]
         if self._device != CPU and self._config.rollout.engine != "scripted":
-            sources += gpu_sources(self.ctx, space, STORE)
+            sources += gpu_sources(self.ctx, space, self._hosts.store(self.ctx.host))
         return Replica(
             self._engine,
             sources,
             announced=receiver.latest,
             lender=self.lender,
-            turns=InstallTurns(space, replicas),
+            turns=InstallTurns(space, self._hosts.rollouts_on(self.ctx.host, replicas)),
             max_staleness=self._config.run.max_staleness,
             events=self.ctx.events,
         )
@@ -139,13 +142,17 @@ class Rollout(LendingActor):
         if self._asking is not None and self._asking.done():
             reply, self._asking = self._asking, None
             if reply.exception() is None:  # else the queue is away: ask its next incarnation
-                self._start(reply.result())
-        if self._asking is None and self._engine.free_slots > 0 and not self._weights.is_behind:
+                self._arriving = reply.result(), self._rows.fetch(_rows_in(reply.result()))
+        if self._arriving is not None and self._arriving[1].done():
+            leased, self._arriving = self._arriving[0], None
+            self._start(leased)
+        is_asking = self._asking is not None or self._arriving is not None
+        if not is_asking and self._engine.free_slots > 0 and not self._weights.is_behind:
             self._asking = self._queue.within(PARK_S * 2).ask(
                 TransferQueue.lease_prompts,
                 self.ctx.holder,
                 self._engine.version,
-                list(dict.fromkeys(self._leases.values())),
+                list(dict.fromkeys([*self._leases.values(), *self._putting.leases])),
                 self._engine.free_slots,
                 PARK_S,
             )
@@ -170,8 +177,8 @@ class Rollout(LendingActor):
 
     def _requests(self, lease: PromptLease) -> list[Request]:
         group = lease.group
-        prompt = tuple(self._reader.read(group.tokens).tolist())
-        media = {name: self._reader.read(ref) for name, ref in group.media.items()} or None
+        prompt = tuple(self._rows.read(group.tokens).tolist())
+        media = {name: self._rows.read(ref) for name, ref in group.media.items()} or None
         is_eval = group.purpose is Purpose.EVAL
         params = sampling_params(self._config, self._stop_token_ids, is_eval=is_eval)
         return [
@@ -183,7 +190,7 @@ class Rollout(LendingActor):
                 media=media,
                 prefix=prefix,
             )
-            for index, prefix in prefixes(lease, self._reader, self._routes).items()
+            for index, prefix in prefixes(lease, self._rows, self._routes).items()
         ]
 
     def _forget(self, lease: PromptLease) -> None:
@@ -197,7 +204,7 @@ class Rollout(LendingActor):
         finished = [done for done in completions if not point("finished")]
         if not finished:
             return
-        rows = write_rows(self._writer, finished, self._routes)
+        rows = write_rows(self._rows, finished, self._routes)
         point("tensors_written")
         samples = [
             SampleReady(
@@ -233,7 +240,7 @@ class Rollout(LendingActor):
         unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
         if not unfinished:
             return
-        rows = write_rows(self._writer, unfinished, self._routes)
+        rows = write_rows(self._rows, unfinished, self._routes)
         point("chunk_written")
         self._putting.send(
             [
@@ -270,3 +277,9 @@ class Rollout(LendingActor):
                 "span", name="generate", start=self._busy_since, dur_s=now - self._busy_since
             )
             self._busy_since = None if idle else now
+
+
+def _rows_in(leased: Leased) -> list[TensorRef]:
+    """Return what has to be here before a lease's samples can begin."""
+    records = [record for lease in leased.prompts for record in (lease.group, *lease.chunks)]
+    return [ref for record in records for ref in refs_of(record)]

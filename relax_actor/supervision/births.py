@@ -9,10 +9,10 @@ from relax_actor.actor import wire
 from relax_actor.node.names import file_stem
 from relax_actor.supervision.host import actor_address
 from relax_actor.supervision.site import Key, Place
-from relax_actor.supervision.spec import ChildSpec
+from relax_actor.supervision.spec import ChildSpec, Home
 
 
-def spawn_record(key: Key, spec: ChildSpec, site: Place, *, is_spare: bool) -> wire.Spawn:
+def spawn_record(key: Key, spec: ChildSpec, home: Home, site: Place, *, is_spare: bool) -> wire.Spawn:
     """Return the order to start one incarnation on a host."""
     name, incarnation = key
     file = file_stem(name, incarnation)
@@ -24,10 +24,10 @@ def spawn_record(key: Key, spec: ChildSpec, site: Place, *, is_spare: bool) -> w
         address=str(actor_address(site.socket_dir, name, incarnation)),
         log=f"{site.run_dir}/logs/{file}.log",
         crash=f"{site.run_dir}/crash/{file}.txt",
-        env=dict(spec.env),
+        env={**spec.env, **home.env},
         python=spec.python,
         oom_score_adj=spec.oom_score_adj,
-        devices=spec.devices,
+        devices=home.devices,
         is_spare=is_spare,
         hang_after_s=spec.hang_after_s,
         is_rank=spec.gang,

@@ -69,8 +69,19 @@ class Chronicle:
         """Let the crash reports that its agent wrote of a spare be found under the name it had last."""
         rename_files(self._crash_path(spare), self._crash_path(key), (".txt", ".json"))
 
-    def gone(self, key: Key, pid: int, how: Exit) -> None:
-        """Log an end, and begin to gather its crash folder if it was abnormal."""
+    def gone(
+        self, key: Key, pid: int, how: Exit, *, doing: str = "", last: str = "", lag_s: float = 0.0
+    ) -> None:
+        """Log an end, and begin to gather its crash folder if it was abnormal.
+
+        Args:
+            key: whose.
+            pid: of its process.
+            how: it ended.
+            doing: see `crash.Death`, as for the next two.
+            last: the same.
+            lag_s: the same.
+        """
         death = Death(
             name=key[0],
             incarnation=key[1],
@@ -78,6 +89,9 @@ class Chronicle:
             exit=how,
             log=self._log_path(key),
             crash=self._crash_path(key),
+            doing=doing,
+            last=last,
+            lag_s=lag_s,
         )
         line = death.line
         self._log.emit(

@@ -100,6 +100,7 @@ class ReportKind(StrEnum):
     CHILD_RESTARTING = (
         "child_restarting"  # child, incarnation (that failed), delay_s, reason, also (stopped with it)
     )
+    CHILD_AWAITS_HOST = "child_awaits_host"  # child, incarnation, host: nowhere else is room
     CHILD_ENDED = "child_ended"  # child, incarnation, reason: and is not restarted
     CHILD_KILLED = "child_killed"  # child, incarnation, reason: over its time to start or to stop
     CHILD_REFUSED = "child_refused"  # child, supervisor, reason: an AddChild that came to nothing

@@ -17,6 +17,7 @@ Nothing here can fail the run: what cannot be had is left out, and said in `miss
 import json
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from relax_actor import last_words
 from relax_actor.files import log_tail
 from relax_actor.stacks import is_dump_line
 from relax_actor.supervision.events import Exit
@@ -46,6 +48,9 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit
     log: Path
     crash: Path  # the folder, which need not exist
+    doing: str = ""  # what it was in the middle of, as its own host has it
+    last: str = ""  # the last line of its log, as its own host has it
+    lag_s: float = 0.0  # how long its files may take to come here
 
     @property
     def traceback(self) -> Path:
@@ -60,8 +65,8 @@ class Death(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def line(self) -> str:
         """The one line that a person reads first."""
-        doing = _doing(self.page)
-        last = _last_words(self.log)
+        doing = self.doing or last_words.doing(self.page)
+        last = self.last or last_words.last_line(self.log)
         parts = [
             f"{self.name} (incarnation {self.incarnation}, pid {self.pid}) died: {self.exit}",
             *([f", {doing}"] if doing else []),
@@ -77,6 +82,7 @@ class CrashGatherer:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "crash-gatherer")
         self._waiting = 0
+        self._closing = threading.Event()
 
     def gather(self, death: Death, line: str) -> None:
         """Begin to gather the crash folder of an abnormal end; returns at once."""
@@ -86,10 +92,12 @@ class CrashGatherer:
         self._thread.submit(self._gather, death, line, time.time())
 
     def close(self) -> None:
-        """Return when everything that was begun is written."""
+        """Return when everything that was begun is written; by now every file is here."""
+        self._closing.set()
         self._thread.shutdown(wait=True)
 
     def _gather(self, death: Death, line: str, at: float) -> None:
+        self._closing.wait(max(0.0, at + death.lag_s - time.time()))
         try:
             gather(death, line, at)
         finally:
@@ -173,21 +181,3 @@ def _nvidia_smi() -> str:
         return ""
     done = subprocess.run([program], capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False)
     return done.stdout + done.stderr
-
-
-def _doing(page: Path) -> str:
-    """Say what the actor was in the middle of, from the page its node agent kept; empty if nothing."""
-    try:
-        facts = json.loads(page.read_bytes())
-        method, call_id, since_s = facts["method"], facts["call_id"], float(facts["method_since_s"])
-    except (OSError, ValueError, TypeError, LookupError):
-        return ""
-    return f"{time.monotonic() - since_s:.1f} s into {method} (call {call_id})" if method else ""
-
-
-def _last_words(log: Path) -> str:
-    """Return the last line of a log that is not part of a dumped stack."""
-    for line in reversed(log_tail(log)):
-        if line.strip() and not is_dump_line(line):
-            return line[:400]
-    return ""

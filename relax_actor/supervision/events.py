@@ -117,6 +117,21 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """What the hook raised, where that is why it escalates."""
 
 
+class AwaitsHost(msgspec.Struct, frozen=True, kw_only=True):
+    """An actor is to be started on a host that is away, and nowhere else is room: its start has to wait."""
+
+    name: str
+    incarnation: int
+    host: str
+
+
+class HostFound(msgspec.Struct, frozen=True, kw_only=True):
+    """The host that an actor waited for is there: its start begins now."""
+
+    name: str
+    incarnation: int
+
+
 class SpareReady(msgspec.Struct, frozen=True, kw_only=True):
     """A spare's `__init__` returned: it waits for a name."""
 
@@ -161,7 +176,7 @@ class RemoveChild(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
-LeafEvent = Ready | InitFailed | Gone | Dying | Failed | Released | Decided
+LeafEvent = Ready | InitFailed | Gone | Dying | Failed | Released | Decided | AwaitsHost | HostFound
 """What concerns one incarnation of one actor."""
 
 Event = (

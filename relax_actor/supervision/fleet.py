@@ -17,8 +17,10 @@ from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, Record
 from relax_actor.node.lease import Grants
 from relax_actor.node.names import agent_identity
-from relax_actor.supervision.hosts import Host, choose
+from relax_actor.supervision.gate import Gate
+from relax_actor.supervision.hosts import Host, choose, choose_home
 from relax_actor.supervision.site import Agent, Key, Place, Site
+from relax_actor.supervision.spec import ChildSpec, Home
 from relax_actor.telemetry import EventLog
 from transport.control import Frames
 
@@ -26,6 +28,13 @@ REJOIN_S = 1.0
 """How long after a host was lost an agent is started there again; doubling to `REJOIN_MAX_S`."""
 
 REJOIN_MAX_S = 30.0
+
+
+HANDOVER_LAG_S = 1.0
+"""How long what an actor of another host has written may take to come here; several rounds of its porter."""
+
+FAN_OUT = 32
+"""How many sessions to other hosts may be on their way at once; an sshd behind which many are takes ten."""
 
 
 class Tree(Protocol):
@@ -55,16 +64,21 @@ class Fleet:
         hosts: checked by `hosts.check_hosts`.
         config: what the processes of all hosts have in common; the rest is filled in for each.
         events: where joins and losses go.
+        fan_out: how many sessions to other hosts may be on their way at once.
     """
 
-    def __init__(self, hosts: Sequence[Host], config: NodeConfig, events: EventLog) -> None:
+    def __init__(
+        self, hosts: Sequence[Host], config: NodeConfig, events: EventLog, fan_out: int = FAN_OUT
+    ) -> None:
         self._sites = {host.name: Site(host, config) for host in hosts}
         self._config, self._events = config, events
         self._grants = Grants(config.lease, time.monotonic())
         self._by_identity: dict[bytes, Site] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._gate = Gate(fan_out, self._start_agent)
         self._is_barrier_up = True
         self._is_closed = False
+        self._homes: dict[Key, Home] = {}
         self._tree: Tree
         self._courier: Courier
         self.refused: dict[str, int] = {}
@@ -78,15 +92,19 @@ class Fleet:
         """Start an agent on every host; `tree` hears when all have joined."""
         self._tree, self._courier = tree, courier
         for site in self._sites.values():
-            self._start_agent(site)
+            self._want_agent(site)
         self._look_later()
 
     def close(self) -> None:
         """End all agents and everything on them."""
         self._is_closed = True
+        self._gate.close()
         for timer in self._timers:
             timer.cancel()
         agents = [site.agent for site in self._sites.values() if site.agent and not site.agent.is_over]
+        for site in self._sites.values():
+            if site.agent and site.agent.is_over and site.joined:  # the way there is gone, but not the line
+                self._courier.say(site.agent.identity, wire.Shutdown())
         for agent in agents:
             self._courier.loop.remove_reader(agent.process.pidfd)
             if agent.joined:
@@ -98,14 +116,26 @@ class Fleet:
 
     # -- actors ---------------------------------------------------------------------------------
 
-    def place(self, key: Key, hosts: Sequence[str], replica: int) -> str:
-        """Choose the host of a new incarnation, which counts as running there from now on."""
-        joined = {name for name, site in self._sites.items() if site.joined}
-        chosen = choose(hosts or (next(iter(self._sites)),), replica, joined)
-        self._sites[chosen].actors[key] = 0
-        if self._sites[chosen].is_remote:
+    def place(self, key: Key, spec: ChildSpec, replica: int) -> Home:
+        """Choose the place of a new incarnation, which counts as running there from now on."""
+        home = self._homes[key] = self._choose(spec, replica)
+        site = self._sites[home.host]
+        site.actors[key] = 0
+        if site.is_remote:
             self._courier.lines.open(_peer(key), self._config.epoch, key[1])
-        return chosen
+        return home
+
+    def _choose(self, spec: ChildSpec, replica: int) -> Home:
+        joined = {name for name, site in self._sites.items() if site.joined}
+        if spec.homes:
+            return choose_home(spec.homes, replica, spec.replicas, joined, self._homes.values())
+        host = choose(spec.hosts or (next(iter(self._sites)),), replica, joined)
+        return Home(host=host, devices=spec.devices)
+
+    def absence(self, host: str) -> str:
+        """Return why a host is not there, or nothing where it is."""
+        site = self._sites[host]
+        return "" if site.joined else site.lost or "it has not joined"
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
         """Run `action` once the host of `key` has joined: now, or when it comes back."""
@@ -136,12 +166,14 @@ class Fleet:
         site = self._site_of(old)
         if site is not None:
             site.actors[new] = site.actors.pop(old)
+            self._homes[new] = self._homes.pop(old)
             if site.is_remote:
                 self._courier.lines.open(_peer(new), self._config.epoch, new[1])
 
     def gone(self, key: Key) -> None:
         """Forget an actor that is over."""
         site = self._site_of(key)
+        self._homes.pop(key, None)
         if site is not None:
             self._courier.lines.close(_peer(key))
             pid = site.actors.pop(key)
@@ -169,7 +201,12 @@ class Fleet:
         site = self._site_of(key)
         if site is None or site.joined is None or site.place is None:
             return {}
-        return {"site": site.name, "host": site.joined.node, "run_dir": site.place.run_dir}
+        return {"site": site.name, "host": site.joined.node, "run_dir": site.readable_dir}
+
+    def lag_s(self, key: Key) -> float:
+        """Return how long an actor's files may take to come to the head."""
+        site = self._site_of(key)
+        return HANDOVER_LAG_S if site is not None and site.host.is_handed_over else 0.0
 
     def _site_of(self, key: Key) -> Site | None:
         return next((site for site in self._sites.values() if key in site.actors), None)
@@ -203,7 +240,7 @@ class Fleet:
     def _joined(self, site: Site, agent: Agent, record: wire.AgentReady) -> None:
         agent.joined = record
         agent.process.agent_pid = record.pid
-        site.rejoins = 0
+        site.rejoins = site.attempts = 0
         self._grants.grant(site.name, time.monotonic())
         self._events.emit(
             "host_joined",
@@ -220,8 +257,17 @@ class Fleet:
 
     # -- agents come and go ---------------------------------------------------------------------
 
+    def _want_agent(self, site: Site) -> None:
+        """Start an agent, of another host when its turn comes."""
+        if site.host.is_handed_over:
+            self._gate.enter(site)
+        else:
+            self._start_agent(site)
+
     def _start_agent(self, site: Site) -> None:
-        agent = site.start_agent(str(self._courier.remote_address))
+        agent = site.start_agent(
+            str(self._courier.remote_address), lambda: self._courier.run_soon(self._gate.leave, site)
+        )
         self._courier.lines.open(agent.identity, self._config.epoch, agent.incarnation)
         self._by_identity[agent.identity] = site
         self._courier.loop.add_reader(agent.process.pidfd, self._process_ended, site)
@@ -233,12 +279,22 @@ class Fleet:
         assert agent is not None  # noqa: S101 - its pidfd is watched for as long as there is one
         self._courier.loop.remove_reader(agent.process.pidfd)
         how, agent.is_over = agent.process.reap(), True
-        if self._is_barrier_up:
+        self._gate.leave(site)
+        if agent.joined is None:
+            self._events.emit("host_not_reached", host=site.name, how=how, **agent.facts)
+        if site.is_worth_another_try(self._config.join_timeout_s):
+            self._again(site)
+        elif self._is_barrier_up:
             self._give_up()
         elif agent.process.proves_the_end or agent.joined is None:
             self._lost(site, f"its node agent ended with {how}")
         else:  # the way to it is gone; it runs on until its lease is over
             self._events.emit("host_unreachable", host=site.name, reason=how)
+
+    def _again(self, site: Site) -> None:
+        """Try once more to reach a host, after a random while: those who were refused together come apart."""
+        self._forget_agent(site)
+        self._later(site.retry_delay_s(), self._rejoin, site)
 
     def _look_later(self) -> None:
         self._later(self._config.lease.renew_s / 2, self._look)
@@ -262,24 +318,29 @@ class Fleet:
 
     def _lost(self, site: Site, reason: str) -> None:
         """Forget the agent and its actors, which are gone by now, and try to start another."""
-        name = site.name
+        name, joined = site.name, site.joined
         self._grants.withdraw(name)
-        self._courier.lines.close(agent_identity(name, site.incarnation))
-        self._by_identity.pop(agent_identity(name, site.incarnation), None)
-        joined, site.agent = site.joined, None
+        self._forget_agent(site)
+        site.lost = reason
         lost = [key for key in site.actors if key not in site.waiting]
         self._events.emit("host_lost", host=name, agent=site.incarnation, reason=reason, actors=len(lost))
         site.sweep(lost)
         if joined and not site.is_remote:
-            self._start_agent(site)
+            self._want_agent(site)
         else:
             self._later(min(REJOIN_S * 2.0**site.rejoins, REJOIN_MAX_S), self._rejoin, site)
             site.rejoins += 1
         self._tree.actors_lost(lost, f"{name}: {reason}")
 
+    def _forget_agent(self, site: Site) -> None:
+        identity = agent_identity(site.name, site.incarnation)
+        self._courier.lines.close(identity)
+        self._by_identity.pop(identity, None)
+        site.agent = None
+
     def _rejoin(self, site: Site) -> None:
         if not self._is_closed:
-            self._start_agent(site)
+            self._want_agent(site)
 
     # -- the join barrier -----------------------------------------------------------------------
 

@@ -82,6 +82,21 @@ class Leaf(Node):
                 after_s=self._desk.now - self._started_at_s,
             )
 
+    def await_host(self, host: str) -> None:
+        """Let no time to start run out while there is nowhere to start."""
+        if self.state is ChildState.STARTING:
+            self._cancel_timer()
+            self._desk.report(
+                ReportKind.CHILD_AWAITS_HOST, child=self.name, incarnation=self.incarnation, host=host
+            )
+
+    def host_found(self) -> None:
+        """Give it `start_timeout_s` from now on."""
+        if self.state is ChildState.STARTING:
+            self._cancel_timer()
+            self._started_at_s = self._desk.now
+            self._set_timer("start", self._spec.start_timeout_s)
+
     def init_failed(self, error: str) -> None:
         """Note what its `__init__` raised, and see to it that it goes."""
         if self.state is ChildState.STARTING:

@@ -4,11 +4,13 @@ from relax_actor.supervision.branch import Branch
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import (
+    AwaitsHost,
     Decided,
     Dying,
     Exit,
     Failed,
     Gone,
+    HostFound,
     InitFailed,
     LeafEvent,
     LinkAdded,
@@ -52,6 +54,10 @@ class News:
                 leaf.fail(event.exit)
             case Released():
                 leaf.released(event.epoch)
+            case AwaitsHost():
+                leaf.await_host(event.host)
+            case HostFound():
+                leaf.host_found()
             case Decided():
                 leaf.decided(event.decision, event.detail)
             case _:

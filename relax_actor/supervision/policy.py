@@ -33,6 +33,7 @@ from relax_actor.supervision.deadline import StopDeadline
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import (
     AddChild,
+    AwaitsHost,
     Decided,
     Decision,
     Dying,
@@ -41,6 +42,7 @@ from relax_actor.supervision.events import (
     ExitKind,
     Failed,
     Gone,
+    HostFound,
     InitFailed,
     KillRequested,
     LinkAdded,
@@ -67,6 +69,7 @@ from relax_actor.supervision.status import NodeStatus, status_of
 
 __all__ = [
     "AddChild",
+    "AwaitsHost",
     "CancelTimer",
     "Cause",
     "Command",
@@ -81,6 +84,7 @@ __all__ = [
     "Finished",
     "GangAbort",
     "Gone",
+    "HostFound",
     "InitFailed",
     "Kill",
     "KillRequested",
@@ -177,6 +181,8 @@ class TreePolicy:
             case StartAll():
                 self._start()
             case Ready() | InitFailed() | Gone() | Dying() | Failed() | Released() | Decided():
+                self._news.tell(event)
+            case AwaitsHost() | HostFound():
                 self._news.tell(event)
             case SpareReady():
                 self._news.tell_spare(event)

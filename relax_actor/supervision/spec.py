@@ -75,6 +75,15 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
         return longest_s * (1.0 - self.jitter_frac * rng.random())
 
 
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """A place for one replica: a host, and what the replica has there for itself."""
+
+    host: str
+    devices: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    """Added to the child's, where the replica runs here."""
+
+
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How one actor, or `replicas` equal ones that start and stop together, is run."""
 
@@ -116,6 +125,11 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the replicas are ranks of collective groups: a death aborts the others' collectives."""
     abort_grace_s: float = 5.0
     """How long a surviving rank may take to leave an aborted collective before it is killed."""
+    homes: tuple[Home, ...] = ()
+    """Instead of `hosts` and `devices`: a place for each replica, in their order, and then the spare ones.
+
+    A replica whose host is lost takes a spare place that nobody has, or shares one without devices; where
+    there is none it waits for its host to come back."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,8 +244,18 @@ def _check_child(spec: ChildSpec, path: str) -> None:
         _check_seconds(f"{path}.hang_after_s", spec.hang_after_s, zero=False)
     _check_seconds(f"{path}.abort_grace_s", spec.abort_grace_s, zero=False)
     _check_spares(spec, path)
+    _check_homes(spec, path)
     if spec.gang and spec.restart is RestartType.TEMPORARY:
         raise SpecError(f"{path}.gang", "contradicts restart `temporary`: a lost rank must come back")
+
+
+def _check_homes(spec: ChildSpec, path: str) -> None:
+    if not spec.homes:
+        return
+    if spec.hosts or spec.devices or spec.spares:
+        raise SpecError(f"{path}.homes", "is instead of hosts, devices and spares, not beside them")
+    if len(spec.homes) < spec.replicas:
+        raise SpecError(f"{path}.homes", f"has {len(spec.homes)} places for {spec.replicas} replicas")
 
 
 def _check_spares(spec: ChildSpec, path: str) -> None:

@@ -9,6 +9,7 @@ import logging
 import os
 import random
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
@@ -30,7 +31,7 @@ from relax_actor.supervision import events
 from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
-from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.fleet import FAN_OUT, Fleet
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
@@ -61,6 +62,7 @@ class Supervisor:
         address: where the other hosts reach this program: an IP address or a name of this machine.
         lease: how long a host that does not answer is believed in.
         join_timeout_s: how long all hosts together may take to be there.
+        fan_out: how many sessions to other hosts may be on their way at once.
         on_failure: decides what follows from an actor's failure; called once for each incarnation that
             failed, on a thread of its own. None from it leaves the decision to the policy's rules.
         on_failure_s: how long it may take before the rules decide without it.
@@ -83,6 +85,7 @@ class Supervisor:
         address: str = "",
         lease: LeaseTerms = LeaseTerms(),  # noqa: B008 - immutable
         join_timeout_s: float = 120.0,
+        fan_out: int = FAN_OUT,
         on_failure: Hook | None = None,
         on_failure_s: float = 10.0,
         stop_total_s: float | None = None,
@@ -96,7 +99,7 @@ class Supervisor:
         self.run_dir = (run_dir or Path(tempfile.mkdtemp(prefix=f"relax-actor-{self.run_id}-"))).resolve()
         self._spec, self._zygotes, self._shm_root = spec, zygotes, shm_root
         self._hook, self._hook_s, self._stop_total_s = on_failure, on_failure_s, stop_total_s
-        self._changes = Changes()
+        self._fan_out, self._changes = fan_out, Changes()
         self._courier: Courier
         self._shell: TreeShell
         self._open = False
@@ -107,8 +110,8 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
-        head = Address.ipc(socket_dir / "head")
+        self._socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
+        head = Address.ipc(self._socket_dir / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
         self._policy = TreePolicy(
@@ -118,7 +121,7 @@ class Supervisor:
             stop_total_s=self._stop_total_s,
         )
         events_log = EventLog(self.run_dir / "events.jsonl", "head", config.epoch)
-        fleet = Fleet(self._hosts, config, events_log)
+        fleet = Fleet(self._hosts, config, events_log, self._fan_out)
         self._shell = TreeShell(self._policy, fleet, config, events_log, self._changes.tell, self._hook)
         self._courier = Courier(
             Holder("head", config.epoch),
@@ -212,6 +215,8 @@ class Supervisor:
         self._courier.run_soon(self._close_shell, done)
         done.wait()
         self._courier.stop()
+        ShmSpace(self.run_id, self._shm_root).sweep()  # where no agent is on this host, nobody else does
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
         os.close(self._claim)
 
     def _close_shell(self, done: threading.Event) -> None:
@@ -299,6 +304,11 @@ class Supervisor:
     def status(self) -> NodeStatus:
         """Return the tree: every node's name, state, incarnation and restarts."""
         return self._policy.snapshot()
+
+    @property
+    def homeless(self) -> Mapping[str, str]:
+        """The actors that wait for a host, with the host and why it is away."""
+        return self._shell.homeless
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""

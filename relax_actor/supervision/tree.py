@@ -7,7 +7,7 @@ What the shell adds is telling every actor who is up and who is gone (`directory
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -70,6 +70,7 @@ class TreeShell:
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
         self.is_ready = False
+        self.homeless: Mapping[str, str] = {}  # replaced, never changed: any thread may look
 
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
@@ -198,13 +199,16 @@ class TreeShell:
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))
         if (spare := self._roster.as_spare(key)) is not None:
             self._chronicle.was_spare(spare, key)
-        self._gone(*key, classify(record, was_told=key in self._roster.told_to_stop))
+        how = classify(record, was_told=key in self._roster.told_to_stop)
+        self._gone(*key, how, record.doing, record.last)
 
-    def _gone(self, name: str, incarnation: int, how: events.Exit) -> None:
+    def _gone(self, name: str, incarnation: int, how: events.Exit, doing: str = "", last: str = "") -> None:
+        lag_s = self._fleet.lag_s((name, incarnation))
+        self._has_no_need_of_a_host(name)
         pid = self._roster.gone((name, incarnation))
         self._fleet.gone((name, incarnation))
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
-        self._chronicle.gone((name, incarnation), pid, how)
+        self._chronicle.gone((name, incarnation), pid, how, doing=doing, last=last, lag_s=lag_s)
         self.monitors.note(Phase.GONE, name, incarnation, how)
         self.handle(events.Gone(name=name, incarnation=incarnation, exit=how))
 
@@ -257,14 +261,27 @@ class TreeShell:
 
     def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
         arguments = codec.pack(spec.args)
-        self._fleet.place(key, spec.hosts, replica)
+        home = self._fleet.place(key, spec, replica)
 
         def spawn(site: Place) -> None:
-            record = spawn_record(key, spec, site, is_spare=is_spare)
+            record = spawn_record(key, spec, home, site, is_spare=is_spare)
             self._directory.placed(key, record.address)
             self._fleet.say(key, record, arguments)
+            self._found_host(key)
 
+        if absence := self._fleet.absence(home.host):
+            self.homeless = {**self.homeless, key[0]: f"{home.host}: {absence}"}
+            waits = events.AwaitsHost(name=key[0], incarnation=key[1], host=home.host)
+            self._courier.loop.call_soon(self.handle, waits)
         self._fleet.when_joined(key, spawn)
+
+    def _found_host(self, key: Key) -> None:
+        if key[0] in self.homeless:
+            self._has_no_need_of_a_host(key[0])
+            self._courier.loop.call_soon(self.handle, events.HostFound(name=key[0], incarnation=key[1]))
+
+    def _has_no_need_of_a_host(self, name: str) -> None:
+        self.homeless = {other: why for other, why in self.homeless.items() if other != name}
 
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)

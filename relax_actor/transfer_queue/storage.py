@@ -75,10 +75,13 @@ class RowWriter:
         """
         if not rows:
             return []
-        layout, nbytes = _layout(rows)
+        layout, nbytes = layout_of(rows)
         piece = self._place(max(1, nbytes))
         return [
-            {name: _put(piece, offsets[name], array) for name, array in row.items()}
+            {
+                name: written_at(piece.segment.buf, piece.name, piece.offset + offsets[name], array)
+                for name, array in row.items()
+            }
             for row, offsets in zip(rows, layout, strict=True)
         ]
 
@@ -181,24 +184,32 @@ def refs_of(record: msgspec.Struct) -> list[TensorRef]:
     return [value for value in values + inner if isinstance(value, TensorRef)]
 
 
-def renamed(record: Record, old: str, new: str) -> Record:
-    """Return a reference, or a record with references, after a segment got another name."""
+def renamed(record: Record, old: str, new: str, shift: int = 0) -> Record:
+    """Return a reference, or a record with references, after a segment got another name.
+
+    Args:
+        record: with references into any segments.
+        old: the segment's name in them.
+        new: its name from now on.
+        shift: how many bytes further on its arrays are there.
+    """
     if isinstance(record, TensorRef):
-        moved_ref: Record = _renamed_value(record, old, new)
+        moved_ref: Record = _renamed_value(record, old, new, shift)
         return moved_ref
     fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    moved = {name: _renamed_value(value, old, new) for name, value in fields.items()}
+    moved = {name: _renamed_value(value, old, new, shift) for name, value in fields.items()}
     changed = {name: value for name, value in moved.items() if value is not fields[name]}
     return msgspec.structs.replace(record, **changed) if changed else record
 
 
-def _renamed_value(value: Any, old: str, new: str) -> Any:
+def _renamed_value(value: Any, old: str, new: str, shift: int) -> Any:
     """Return the value itself where nothing of it changes."""
     if isinstance(value, TensorRef):
-        return TensorRef(new, value.offset, value.dtype, value.shape) if value.segment == old else value
+        is_in_it = value.segment == old
+        return TensorRef(new, value.offset + shift, value.dtype, value.shape) if is_in_it else value
     if isinstance(value, dict) and value:
         moved = {
-            key: _renamed_value(each, old, new) if isinstance(each, TensorRef) else each
+            key: _renamed_value(each, old, new, shift) if isinstance(each, TensorRef) else each
             for key, each in value.items()
         }
         return moved if any(moved[key] is not value[key] for key in value) else value
@@ -215,8 +226,12 @@ def _dtype(ref: TensorRef) -> np.dtype[Any]:
     return dtype
 
 
-def _layout(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[str, int]], int]:
-    """Return for each row the offsets of its arrays, and how many bytes all need."""
+def layout_of(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[str, int]], int]:
+    """Return for each row the offsets of its arrays, and how many bytes all need.
+
+    Raises:
+        ValueError: an array that is not of numbers.
+    """
     layout: list[dict[str, int]] = []
     end = 0
     for row in rows:
@@ -229,10 +244,11 @@ def _layout(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[s
     return layout, end
 
 
-def _put(piece: Piece, offset: int, array: npt.NDArray[Any]) -> TensorRef:
-    dtype, at = _name(array.dtype), piece.offset + offset
-    np.ndarray(array.shape, dtype, buffer=piece.segment.buf, offset=at)[...] = array
-    return TensorRef(segment=piece.name, offset=at, dtype=dtype, shape=array.shape)
+def written_at(buffer: memoryview, segment: str, offset: int, array: npt.NDArray[Any]) -> TensorRef:
+    """Copy an array into a buffer that others know, or will know, as `segment`; return where it is."""
+    dtype = _name(array.dtype)
+    np.ndarray(array.shape, dtype, buffer=buffer, offset=offset)[...] = array
+    return TensorRef(segment=segment, offset=offset, dtype=dtype, shape=array.shape)
 
 
 @functools.cache

@@ -131,14 +131,15 @@ EVERY = ["scripted", "qwen3", "llama", "alone", "vision", "sglang", "sglang_chun
 REAL = ["qwen3", "llama", "qwen2", "alone", "sglang", "sglang_chunks"]
 
 
+SLOW = (pytest.mark.sglang, pytest.mark.timeout(400))  # the first of them waits for a server
+
+
 def params_of(kinds, **promises):
     """Return the kinds that promise this, as parameters."""
     keeping = [
         kind for kind in kinds if all(getattr(KINDS[kind], name) == value for name, value in promises.items())
     ]
-    return [
-        pytest.param(kind, marks=pytest.mark.sglang if kind.startswith("sglang") else ()) for kind in keeping
-    ]
+    return [pytest.param(kind, marks=SLOW if kind.startswith("sglang") else ()) for kind in keeping]
 
 
 def only(**promises):
@@ -992,6 +993,7 @@ def test_alone_part_of_a_group_is_sampled_again_bit_for_bit(build):
         assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
 
 
+@pytest.mark.parametrize("real", params_of([each for each in REAL if each != "sglang_chunks"]), indirect=True)
 def test_weights_that_are_not_numbers_stop_the_engine(build, real, model):
     engine = build(real)
     engine.install(1, [(name, torch.full_like(value, torch.nan)) for name, value in model.weights()])

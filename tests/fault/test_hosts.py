@@ -11,7 +11,6 @@ import sys
 import textwrap
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -19,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from namespaces import make_network, tear_down
 from sample_actors import Counter, Relay
 from supervised_actors import Rank, Worker
 from watching import QUICK, events_of, eventually, is_dead
@@ -42,78 +42,6 @@ LIKE_SSH = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec 3<&- <&-; wait; exit 25
 
 # As a wrapper that says of itself what only a keeper may say: that nothing is left.
 A_LIAR = ("sh", "-c", 'exec 3<&0; trap "exit 3" TERM; "$@" <&3 3<&- & exec 3<&- <&-; wait', "sh")
-
-
-@dataclass
-class Network:
-    """A bridge, and namespaces on it named `a` and `b`; this process' namespace is the head's."""
-
-    tag: str
-    head: str
-    made: list[list[str]] = field(default_factory=list)
-
-    def namespace(self, name):
-        return f"rx{self.tag}{name}"
-
-    def host(self, name, tmp_path, *, inside=(), outside=()):
-        shm = tmp_path / f"shm-{name}"
-        shm.mkdir()
-        address = self.head.rpartition("::" if ":" in self.head else ".")[0]
-        number = 10 + ord(name) - ord("a")
-        return Host(
-            name=name,
-            prefix=(*outside, "ip", "netns", "exec", self.namespace(name), *inside),
-            address=f"{address}{'::' if ':' in self.head else '.'}{number}",
-            shm_root=str(shm),
-        )
-
-    def cut(self, name):
-        ip("link", "set", f"v{self.tag}{name}", "down")
-
-    def heal(self, name):
-        ip("link", "set", f"v{self.tag}{name}", "up")
-
-
-def ip(*args):
-    subprocess.run(["ip", *args], check=True, capture_output=True, text=True)
-
-
-def build(network, prefix, width):
-    bridge, nodad = f"br{network.tag}", ["nodad"] if ":" in prefix else []
-    ip("link", "add", bridge, "type", "bridge")
-    ip("addr", "add", f"{network.head}/{width}", "dev", bridge, *nodad)
-    ip("link", "set", bridge, "up")
-    for number, name in enumerate("ab", start=10):
-        space, link = network.namespace(name), f"v{network.tag}{name}"
-        ip("netns", "add", space)
-        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
-        ip("link", "set", link, "master", bridge, "up")
-        inside = ["netns", "exec", space, "ip"]
-        ip(*inside, "addr", "add", f"{prefix}{number}/{width}", "dev", "eth0", *nodad)
-        ip(*inside, "link", "set", "eth0", "up")
-        ip(*inside, "link", "set", "lo", "up")
-
-
-def tear_down(network):
-    for name in "ab":
-        with suppress(subprocess.CalledProcessError):
-            ip("netns", "del", network.namespace(name))
-        with suppress(subprocess.CalledProcessError):
-            ip("link", "del", f"v{network.tag}{name}")
-    with suppress(subprocess.CalledProcessError):
-        ip("link", "del", f"br{network.tag}")
-
-
-def make_network(prefix, width):
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2 to make network namespaces")
-    network = Network(tag=secrets.token_hex(2), head=f"{prefix}1")
-    try:
-        build(network, prefix, width)
-    except subprocess.CalledProcessError as error:
-        tear_down(network)
-        pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
-    return network
 
 
 @pytest.fixture

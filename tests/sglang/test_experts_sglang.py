@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from relax_actor.engines.base import Request, SamplingParams
@@ -25,11 +26,11 @@ def bench(make_bench):
 
 
 @pytest.fixture(params=[False, True], ids=["whole", "streamed"])
-def engine(bench, tiny_moe, model, request):
+def engine(bench, tiny_moe, request):
     engine = bench.engine(
         tiny_moe, vocabulary=103, context=512, stream=request.param, expert_shape=(LAYERS, TOP_K)
     )
-    engine.install(0, model.named_parameters())
+    engine.install(0, load_file(tiny_moe / "model.safetensors").items())
     return engine
 
 

@@ -107,13 +107,14 @@ def test_no_sample_is_lost_whichever_process_of_a_server_dies_in_mid_group_or_ha
             "health_s": 4.0,
             "sglang_python": sglang_python,
         },
-        run={"steps": 8},
+        # On policy: while a group is sampled no update comes, so a hang is found by asking for a token.
+        run={"steps": 6, "max_staleness": 0, "mode": "async_on_policy"},
         on_tick=saboteur,
         deadline_s=DEADLINE_S,
     )
 
     assert saboteur.waiting == [], run.log
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # for the only server, as long as its start takes
     assert_trained_in_order(run)
     assert_trainer_went_on(run)
     assert_active_at_the_end(run, "rollout/0")
@@ -122,24 +123,3 @@ def test_no_sample_is_lost_whichever_process_of_a_server_dies_in_mid_group_or_ha
         assert any(says in end for end in ends), (says, ends)
     assert saboteur.survivors() == []
     assert all(is_free(event["url"]) for event in run.of("engine_started"))
-
-
-def test_a_prompt_that_is_too_long_for_the_server_is_dropped_and_the_others_are_trained(
-    run_loop, sglang_python, tmp_path
-):
-    """It never reaches the server: nothing restarts."""
-    rows = [
-        {"prompt": f"reverse {'x' * 600 if i % 3 == 1 else chr(97 + i)}", "label": "x"} for i in range(18)
-    ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = run_loop(
-        rollout={"engine": "sglang", "replicas": 1, "sglang_python": sglang_python},
-        run={"steps": 3},
-        data={"path": str(data)},
-        deadline_s=DEADLINE_S,
-    )
-
-    assert_kept_its_promises(run)
-    assert all(group % 3 != 1 for group in run.trained)
-    assert len(run.of("engine_started")) == 1

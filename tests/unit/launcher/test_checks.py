@@ -124,6 +124,7 @@ def test_combinations_that_cannot_work_are_refused(config):
         queue__min_valid_samples=9,
         queue__on_partial_timeout="finish",
         train__warmup_steps=101,
+        rollout__min_replicas=5,
         eval__every=5,
     )
 
@@ -131,6 +132,7 @@ def test_combinations_that_cannot_work_are_refused(config):
 
     assert "`queue.min_valid_samples` is 9, but a group has only 8 samples" in text
     assert "`train.warmup_steps` is 101, more than run.steps, which is 100" in text
+    assert "`rollout.min_replicas` is 5, more than rollout.replicas, which is" in text
     assert "`eval.every` needs eval.path" in text
     assert "`queue.on_partial_timeout` is `finish`, but no tokens of an unfinished sample are put" in text
 

@@ -7,6 +7,7 @@ import pytest
 from supervision_play import BUG, NORMAL, SIGKILL, STOPPED, child, play, running, tree
 
 from relax_actor.supervision.policy import (
+    AwaitsHost,
     Decided,
     Decision,
     Dying,
@@ -14,6 +15,7 @@ from relax_actor.supervision.policy import (
     ExitKind,
     Failed,
     Gone,
+    HostFound,
     InitFailed,
     KillRequested,
     LinkAdded,
@@ -105,6 +107,30 @@ def test_a_lost_host_is_one_restart() -> None:
     world.wait(5.0)
     world.die("a/0", HOST)
     assert "escalated" in {report.kind for report in world.reports}
+
+
+def test_no_time_to_start_runs_out_while_there_is_no_host() -> None:
+    """A child whose host is away waits for it, unless there is room elsewhere; no time to start runs out."""
+    world = running(child("a", start_timeout_s=30.0))
+    world.die("a", Exit(kind=ExitKind.LEASE))
+    world.wait(1.0)
+
+    world.send(AwaitsHost(name="a", incarnation=2, host="node2"))
+    assert world.wait(10_000.0) == []
+    assert world.reported(ReportKind.CHILD_AWAITS_HOST) == [{"child": "a", "incarnation": 2, "host": "node2"}]
+
+    world.send(HostFound(name="a", incarnation=2))
+    assert world.wait(29.9) == []
+    assert world.wait(0.1) == ["kill a#2"]
+
+
+def test_news_of_a_host_changes_nothing_for_a_child_that_is_not_starting() -> None:
+    world = running(child("a", start_timeout_s=30.0))
+
+    world.send(AwaitsHost(name="a", incarnation=1, host="node2"))
+    world.send(HostFound(name="a", incarnation=1))
+    assert world.wait(100.0) == []
+    assert world.reported(ReportKind.CHILD_AWAITS_HOST) == []
 
 
 # -- the hook ---------------------------------------------------------------------------------------

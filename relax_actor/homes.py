@@ -1,0 +1,136 @@
+"""Who of a run's actors runs where: from a placement to the places in its tree's specs. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from relax_actor.config import Config
+from relax_actor.devices import CPU
+from relax_actor.placement import Placement, Seat
+from relax_actor.supervision.spec import ChildSpec, Home, SpecError, actor_names
+
+ROLLOUT = "rollout"
+NEEDED = ("queue", "dock", "prompts", "trainer")
+"""The actors without which no run goes on, all on the first host, whose memory has the rows."""
+
+
+class LoopHosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the actors of the loop need to know of its hosts; the default is one host."""
+
+    rows: str = ""  # the host whose memory has the rows: the queue's
+    stores: Mapping[str, str] = {}  # of each host with policy versions, the store
+    rollouts: Mapping[str, int] = {}  # how many replicas each host is to have
+
+    def has_rows(self, host: str) -> bool:
+        """Whether an actor on a host finds the rows in its own memory."""
+        return self.rows in {"", host}
+
+    def store(self, host: str) -> str:
+        """Return the name of a host's store."""
+        return self.stores.get(host, "store-0")
+
+    def rollouts_on(self, host: str, replicas: int) -> int:
+        """Return how many replicas share a host; `replicas` is how many there are."""
+        return self.rollouts.get(host, 1) if self.rollouts else replicas
+
+
+def spread(config: Config, hosts: Sequence[str]) -> Placement:
+    """Place a run without devices: rollouts on the hosts in turn, everything else on the first one."""
+    rollouts = tuple(
+        Seat(actor=f"{ROLLOUT}/{replica}", host=hosts[replica % len(hosts)])
+        for replica in range(config.rollout.replicas)
+    )
+    return Placement(hosts=tuple(hosts), seats=(Seat(actor="trainer", host=hosts[0]), *rollouts))
+
+
+def check(placement: Placement) -> None:
+    """Check that what reads rows in place is where the rows are.
+
+    Raises:
+        SpecError: it is elsewhere.
+    """
+    for seat in placement.seats:
+        if seat.actor in NEEDED and seat.host != placement.hosts[0]:
+            raise SpecError(
+                f"placement.{seat.actor}",
+                f"is on {seat.host}; it runs on the first host, {placement.hosts[0]}, where the rows are",
+            )
+
+
+def loop_hosts(placement: Placement) -> LoopHosts:
+    """Say of a run's hosts what its actors need to know."""
+    seats = [seat for seat in placement.seats if _is_rollout(seat)]
+    among = {placement.hosts[0], *(seat.host for seat in (*seats, *placement.spares))}
+    hosts = [host for host in placement.hosts if host in among]
+    return LoopHosts(
+        rows=placement.hosts[0],
+        stores={host: f"store-{index}" for index, host in enumerate(hosts)},
+        rollouts=Counter(seat.host for seat in (*seats, *placement.spares)),
+    )
+
+
+def crosses_hosts(placement: Placement) -> bool:
+    """Whether some actor is on another host than the rows it works on."""
+    return any(seat.host != placement.hosts[0] for seat in (*placement.seats, *placement.spares))
+
+
+def settled(spec: ChildSpec, placement: Placement) -> ChildSpec:
+    """Return a child with its replicas' places; one that the placement says nothing of is on the first host.
+
+    Raises:
+        UnplacedError: it says where some of the replicas are, but not all, or nothing of a rollout.
+    """
+    names = actor_names(spec)
+    known = {seat.actor for seat in placement.seats}
+    if spec.id != ROLLOUT and not known.intersection(names):
+        return msgspec.structs.replace(spec, homes=(Home(host=placement.hosts[0]),) * spec.replicas)
+    seats = [placement.seat(name) for name in names]
+    spares = placement.spares if spec.id == ROLLOUT else ()
+    return msgspec.structs.replace(spec, homes=tuple(map(_home, (*seats, *spares))), devices=())
+
+
+def on_devices(config: Config, placement: Placement) -> Config:
+    """Return a run's configuration with the devices that its placement gives, as the actors see them."""
+    trainer = next((seat for seat in placement.seats if seat.actor == "trainer"), None)
+    has_gpus = any(seat.gpus for seat in placement.seats if _is_rollout(seat))
+    rollout = msgspec.structs.replace(config.rollout, device=_device(has_gpus=has_gpus))
+    train = msgspec.structs.replace(config.train, device=_device(has_gpus=bool(trainer and trainer.gpus)))
+    return msgspec.structs.replace(config, rollout=rollout, train=train)
+
+
+def why_hopeless(config: Config, homeless: Mapping[str, str]) -> str:
+    """Say why a run cannot go on without the hosts that are away, or nothing where it can.
+
+    Args:
+        config: the run's.
+        homeless: the actors that wait for a host, and which and why.
+    """
+    for name in NEEDED:
+        if name in homeless:
+            return f"{name} has no host: {homeless[name]}"
+    return _too_few("rollout", config.rollout.replicas, config.rollout.min_replicas, homeless) or _too_few(
+        "reward", config.reward.replicas, 1, homeless
+    )
+
+
+def _too_few(role: str, replicas: int, least: int, homeless: Mapping[str, str]) -> str:
+    away = [name for name in homeless if name.partition("/")[0] == role]
+    left = replicas - len(away)
+    if not away or left >= least:
+        return ""
+    return f"{left} of {replicas} {role} replicas have a host, fewer than {least}: {homeless[away[0]]}"
+
+
+def _is_rollout(seat: Seat) -> bool:
+    return seat.actor.partition("/")[0] == ROLLOUT
+
+
+def _home(seat: Seat) -> Home:
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(seat.gpus)} if seat.gpus else {}
+    return Home(host=seat.host, devices=seat.gpus, env=env)
+
+
+def _device(*, has_gpus: bool) -> str:
+    """Return torch's name: an actor sees its own GPUs only, numbered from 0."""
+    return "cuda:0" if has_gpus else CPU

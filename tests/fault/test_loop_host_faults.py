@@ -1,0 +1,254 @@
+"""Rows that travel between hosts, whoever dies on the way; and hosts that are lost and come back."""
+
+import secrets
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from loop_hosts import loop_hosts
+from loop_run import assert_trained_in_order, assert_trainer_went_on, assert_versions_never_go_back, kills
+from namespaces import make_network, tear_down
+
+from relax_actor.app import RunControl
+from relax_actor.node.lease import LeaseTerms
+from relax_actor.placement import Seat
+from relax_actor.telemetry import read_events
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+
+SLOW_TOKENS = {"scripted_token_s": 0.02}
+LONG_TERMS = LeaseTerms(ttl_s=10.0, renew_s=0.5, margin_s=0.5)
+QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
+
+
+def assert_nothing_was_lost(run, hosts):
+    """I2, I3, I5, I7, I8."""
+    assert run.outcome.exit_code == 0, run.log
+    assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
+    assert all(event["balances"] for event in run.of("ledger"))
+    staleness = run.config.run.max_staleness
+    assert all(int(age) <= staleness for event in run.of("step") for age in event["staleness"])
+    assert_versions_never_go_back(run)
+    assert_trained_in_order(run)
+    assert_trainer_went_on(run)
+    hosts.assert_nothing_is_left(run)
+
+
+def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_loop):
+    """The dock, the producer and the queue are killed at every step of a row's way to the queue's host."""
+    plan = [
+        *kills("dock", "rows_given", ("parcel_written", 2), ("parcel_docked", 2), ("rows_given", 3)),
+        *kills("rollout/0", "tensors_written", "parcel_sent", ("parcel_sent", 3), "ready_sent", "leased"),
+        *kills("queue", ("queue_decided", 5), ("queue_committed", 7), ("queue_answered", 6)),
+    ]
+    with loop_hosts(2) as hosts:
+        placement = hosts.rollouts_on("b", "b")
+        run = run_loop(plan=plan, run={"steps": 12}, rollout=SLOW_TOKENS, **hosts.settings(placement))
+        assert_nothing_was_lost(run, hosts)
+    assert sorted(run.killed) == sorted(fault.actor for fault in plan), f"{run.killed}\n{run.log}"
+
+
+def test_partial_rollouts_go_on_on_another_host(run_loop):
+    """Chunks travel as well: to the queue's host, and from there to whoever goes on."""
+    plan = kills("rollout/0", ("chunk_sent", 2), ("parcel_sent", 2))
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            plan=plan,
+            run={"steps": 6},
+            rollout={"chunk_tokens": 2, "scripted_token_s": 0.15},  # a chunk arrives before the next one
+            **hosts.settings(hosts.rollouts_on("b", "c")),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert run.killed == ["rollout/0"] * 2
+    assert run.of("samples_continued")
+
+
+def test_rewards_may_be_scored_on_another_host(run_loop):
+    with loop_hosts(2) as hosts:
+        placement = hosts.rollouts_on("a", "b", rewards=("b",))
+        run = run_loop(
+            plan=kills("reward", ("rewarding", 3), ("reward_sent", 2)),
+            rollout=SLOW_TOKENS,
+            **hosts.settings(placement),
+        )
+        assert_nothing_was_lost(run, hosts)
+
+
+class LoseHost:
+    """Kills the node agent of a host once a number of steps are done, and those that follow it.
+
+    Args:
+        host: its name, which its processes bear in their environment.
+        after_steps: when.
+        agents: how many are killed before one may stay.
+    """
+
+    def __init__(self, host, after_steps=2, agents=1):
+        self._mark, self._after_steps, self._left = host, after_steps, agents
+        self._killed = set()
+
+    def __call__(self, folder):
+        steps = [event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "step"]
+        for agent in self._agents() if self._left and len(steps) >= self._after_steps else ():
+            self._killed.add(agent.pid)
+            self._left -= 1
+            agent.kill()
+
+    def _agents(self):
+        """Return the agents: a keeper, which has the same command line, is the parent of one."""
+        for process in psutil.process_iter(["ppid"]):
+            with suppress(psutil.Error):
+                is_here = process.environ().get("RELAX_ACTOR_TEST_HOST") == self._mark
+                is_agent = is_node(process) and is_node(psutil.Process(process.info["ppid"]))
+                if is_here and is_agent and process.pid not in self._killed:
+                    yield process
+
+
+class UntilActiveAgain:
+    """Stops the run once an actor samples in its second incarnation."""
+
+    def __init__(self, actor, inner, control):
+        self._actor, self._inner, self._control = actor, inner, control
+
+    def __call__(self, folder):
+        self._inner(folder)
+        events, _ = read_events(folder / "events.jsonl")
+        if any(
+            each["kind"] == "child_active" and each["child"] == self._actor and each["incarnation"] == 2
+            for each in events
+        ):
+            self._control.stop("SIGTERM")
+
+
+def is_node(process):
+    return "relax_actor.node" in process.cmdline()
+
+
+def hosts_of(run, actor):
+    """Return the hosts that the incarnations of an actor were spawned on."""
+    return [event["site"] for event in run.of("child_spawned", child=actor)]
+
+
+def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
+    """Its replica takes a place on the other host."""
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            run={"steps": 12},
+            rollout=SLOW_TOKENS,
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(hosts.rollouts_on("b", "c"), lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert set(hosts_of(run, "rollout/0")) == {"b", "c"}
+
+
+def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(run_loop):
+    """Degraded meanwhile: one replica of two."""
+    control = RunControl()
+    with loop_hosts(3) as hosts:
+        placement = hosts.rollouts_on("b", "c", gpus=("7",))
+        run = run_loop(
+            run={"steps": 1000},
+            rollout={**SLOW_TOKENS, "min_replicas": 1},
+            on_tick=UntilActiveAgain("rollout/0", LoseHost("b"), control),
+            control=control,
+            **hosts.settings(placement, lease=QUICK_TERMS),
+        )
+        assert run.outcome.exit_code == 143, run.log
+        assert len(run.trained) == len(set(run.trained))
+        assert all(event["balances"] for event in run.of("ledger"))
+        assert_trainer_went_on(run, steps=len(run.of("step")))
+        hosts.assert_nothing_is_left(run)
+    assert set(hosts_of(run, "rollout/0")) == {"b"}
+    assert len(hosts_of(run, "rollout/0")) == 2
+    assert run.of("child_awaits_host", child="rollout/0")
+
+
+def test_a_spare_place_is_taken_by_one_replica(run_loop):
+    with loop_hosts(4) as hosts:
+        spare = Seat(actor="", host="d", gpus=("7",))
+        placement = hosts.rollouts_on("b", "c", gpus=("7",), spares=(spare,))
+        run = run_loop(
+            run={"steps": 12},
+            rollout=SLOW_TOKENS,
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(placement, lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert hosts_of(run, "rollout/0") == ["b", "d"]
+
+
+def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
+    with loop_hosts(3) as hosts:
+        run = run_loop(
+            run={"steps": 1000},
+            rollout={**SLOW_TOKENS, "min_replicas": 2},
+            on_tick=LoseHost("b", agents=100),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+        )
+        hosts.assert_nothing_is_left(run)
+    assert run.outcome.exit_code == 4
+    assert run.outcome.reason.startswith("1 of 2 rollout replicas have a host, fewer than 2: b: ")
+
+
+class CutLink:
+    """Cuts the link of a host when some steps are done, `times` over, each time for a while.
+
+    Args:
+        network: whose.
+        name: of the host, in the network.
+        for_s: how long.
+        times: how often, each after two further steps.
+    """
+
+    def __init__(self, network, name, for_s, times=1):
+        self._network, self._name, self._for_s, self._left = network, name, for_s, times
+        self._next_step, self._heal_at, self.cuts = 2, None, 0
+
+    def __call__(self, folder):
+        steps = sum(event["kind"] == "step" for event in read_events(folder / "events.jsonl")[0])
+        if self._heal_at is not None and time.monotonic() >= self._heal_at:
+            self._heal_at, self._next_step = None, steps + 2
+            self._network.heal(self._name)
+        elif self._heal_at is None and self._left and steps >= self._next_step:
+            self._left -= 1
+            self._heal_at = time.monotonic() + self._for_s
+            self._network.cut(self._name)
+            self.cuts += 1
+
+
+@pytest.fixture
+def network():
+    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
+    yield network
+    tear_down(network)
+
+
+def test_rows_on_a_link_that_is_cut_for_a_moment_arrive_once(run_loop, network):
+    """Nobody is restarted, and nothing is sampled twice: what did not arrive is sent again."""
+    link = CutLink(network, "a", LONG_TERMS.ttl_s / 8, times=3)
+    with loop_hosts(3, network) as hosts:
+        run = run_loop(
+            run={"steps": 12},
+            rollout={"chunk_tokens": 2, **SLOW_TOKENS},
+            on_tick=link,
+            **hosts.settings(hosts.rollouts_on("b", "b"), lease=LONG_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert link.cuts
+    assert not run.of("host_lost")
+    assert len(run.of("child_spawned", child="rollout/0")) == 1
+
+
+def test_behind_a_link_that_is_cut_for_long_the_prompts_go_on_elsewhere(run_loop, network):
+    """Its actors end by themselves before others take over, so that no sample has two owners."""
+    with loop_hosts(3, network) as hosts:
+        run = run_loop(
+            run={"steps": 30},
+            rollout=SLOW_TOKENS,
+            on_tick=CutLink(network, "a", 3 * QUICK_TERMS.ttl_s),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert {event["host"] for event in run.of("host_lost")} == {"b"}

@@ -1,0 +1,80 @@
+"""Several hosts for a run on one machine: agents of their own, and memory that only they know."""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loop_run import LoopRun, leftovers
+
+from relax_actor.node.lease import LeaseTerms
+from relax_actor.placement import Placement, Seat
+from relax_actor.supervision.hosts import Host
+
+ADDRESS = "127.0.0.1"
+TERMS = LeaseTerms(ttl_s=10.0, renew_s=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopHosts:
+    """Hosts named `a`, `b`, … whose memory is in folders of their own."""
+
+    hosts: tuple[Host, ...]
+    memory: Path
+
+    @property
+    def names(self) -> list[str]:
+        """The hosts' names."""
+        return [host.name for host in self.hosts]
+
+    def rollouts_on(
+        self,
+        *names: str,
+        gpus: tuple[str, ...] = (),
+        spares: tuple[Seat, ...] = (),
+        rewards: tuple[str, ...] = (),
+    ) -> Placement:
+        """Place everything on the first host, but the rollouts, and one reward actor, on these."""
+        seats = [Seat(actor=f"rollout/{n}", host=name, gpus=gpus) for n, name in enumerate(names)]
+        seats += [Seat(actor="reward", host=name) for name in rewards]
+        return Placement(hosts=tuple(self.names), seats=tuple(seats), spares=spares)
+
+    def settings(self, placement: Placement | None = None, **settings: Any) -> dict[str, Any]:
+        """Return what `app.run` needs beside the rest."""
+        return {
+            "on_hosts": {
+                "hosts": self.hosts,
+                "placement": placement,
+                "address": self.hosts[0].address,
+                "lease": TERMS,
+                **settings,
+            },
+            "queue": {"storage_path": str(self.memory / "a")},
+        }
+
+    def assert_nothing_is_left(self, run: LoopRun) -> None:
+        """Check that no process, socket and segment of the run is there, on any host (I8)."""
+        assert leftovers(run.folder, run.run_id) == []
+        assert [path.name for path in self.memory.rglob("*") if not path.is_dir()] == []
+
+
+@contextmanager
+def loop_hosts(count: int, network: Any = None) -> Iterator[LoopHosts]:
+    """Make hosts; the first is the head's own, and with a network the others are its namespaces."""
+    memory = Path("/dev/shm") / f"relax-actor-hosts-{secrets.token_hex(4)}"  # noqa: S108 - what it is for
+    hosts = []
+    for name in "abcdefgh"[:count]:
+        (memory / name).mkdir(parents=True)
+        mark = ("env", f"RELAX_ACTOR_TEST_HOST={name}") if hosts else ()
+        address = ADDRESS if network is None else network.head
+        if network is not None and hosts:
+            space = chr(ord(name) - 1)  # the network's first is the loop's second
+            mark, address = (*network.inside(space), *mark), network.address(space)
+        hosts.append(Host(name=name, prefix=mark, address=address, shm_root=str(memory / name)))
+    try:
+        yield LoopHosts(hosts=tuple(hosts), memory=memory)
+    finally:
+        shutil.rmtree(memory, ignore_errors=True)
