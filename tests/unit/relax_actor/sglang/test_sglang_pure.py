@@ -126,6 +126,13 @@ def test_the_mark_of_the_actor_is_passed_on_and_our_module_path_only_to_our_own_
     assert other["RELAX_ACTOR_MARK"] == "r/a/1"
 
 
+def test_a_quick_start_keeps_compiled_modules_unless_the_user_says_otherwise():
+    own, name = {"PYTHONDONTWRITEBYTECODE": "1"}, "PYTHONDONTWRITEBYTECODE"
+    assert name not in environment(settings(), own, own_python="/py")
+    assert environment(settings(env=own), own, own_python="/py")[name] == "1"
+    assert environment(settings(quick_start=False), own, own_python="/py")[name] == "1"
+
+
 @pytest.mark.parametrize(
     ("version", "spans", "sessions"),
     [("0.5.17", False, False), ("0.5.19", True, False), ("0.5.21.post1", True, True), ("0.5.23", True, True)],
