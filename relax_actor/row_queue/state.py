@@ -20,13 +20,17 @@ from relax_actor.row_queue.records import (
     RowsPut,
     SeqSeen,
     Settled,
+    SharedPut,
     StreamEnded,
     TurnDealt,
+    each,
     ranges,
 )
-from relax_actor.row_queue.rows import Extent, Rows
-from relax_actor.row_queue.sampling import FifoReady, GroupsReady, TokensReady, each, make_ready
+from relax_actor.row_queue.extent import Extent
+from relax_actor.row_queue.rows import Rows
+from relax_actor.row_queue.sampling import FifoReady, GroupsReady, make_ready
 from relax_actor.row_queue.spec import ConsumerGroup, QueueSpec, TokenBudget
+from relax_actor.row_queue.turns import TokensReady
 
 REMEMBERED_PUTS = 256
 """Of each producer: a put sent again after so many others is refused instead of recognised."""
@@ -72,7 +76,6 @@ class TableState:
         self.deadlines: list[tuple[float, LeaseId]] = []
         self.fenced: dict[str, int] = {}
         self.seen: dict[Holder, dict[int, int]] = defaultdict(dict)  # first row by seq
-        self.newest_seq: dict[Holder, int] = {}
         self.put_by: Counter[str] = Counter()  # rows by the producer's name
 
     @singledispatchmethod
@@ -91,6 +94,10 @@ class TableState:
         self._look(extent, extent.first, extent.end, 0)
 
     @apply.register
+    def _shared(self, event: SharedPut) -> None:
+        self.rows.share(event)
+
+    @apply.register
     def _fields(self, event: FieldsPut) -> None:
         self._remember(event.producer, event.seq, 0)
         bits, at = self.spec.mask(tuple(event.columns)), 0
@@ -103,6 +110,7 @@ class TableState:
     @apply.register
     def _stream_ended(self, _: StreamEnded) -> None:
         self.is_ended = True
+        self.rows.end()
 
     # -- leases ---------------------------------------------------------------------------------
 
@@ -131,11 +139,13 @@ class TableState:
             state = self.groups[lease.group]
             for row in each(lease.rows) if state.failures else ():
                 state.failures.pop(row, None)
+            if isinstance(state.ready, GroupsReady) and state.ready.wanted:
+                state.ready.finish(self.rows.keys_of(lease.rows))
             state.acked += self._settle(lease.rows, lease.group)
 
     @apply.register
     def _over(self, event: LeaseOver) -> None:
-        for lease_id in event.lease_ids:
+        for lease_id in sorted(event.lease_ids, reverse=True):  # what was lent first is in front again
             lease = self.leases.pop(lease_id)
             state = self.groups[lease.group]
             rows = ranges(row for row in each(lease.rows) if not self.rows.is_settled(row, lease.group))
@@ -161,6 +171,8 @@ class TableState:
     @apply.register
     def _fence(self, event: Fenced) -> None:
         self.fenced[event.name] = max(event.incarnation, self.fenced.get(event.name, 0))
+        for holder in [holder for holder in self.seen if self.is_fenced(holder)]:
+            del self.seen[holder]
 
     # -- snapshots ------------------------------------------------------------------------------
 
@@ -172,6 +184,8 @@ class TableState:
     def _settled(self, event: Settled) -> None:
         state = self.groups[event.group]
         state.ready.take(event.rows)
+        if isinstance(state.ready, GroupsReady):
+            state.ready.restore(event.wanted)
         self._settle(event.rows, event.group)
         state.acked, state.dropped = event.acked, event.dropped
         state.failures = Counter(event.failures)
@@ -183,6 +197,17 @@ class TableState:
     @apply.register
     def _by(self, event: PutBy) -> None:
         self.put_by[event.name] = event.rows
+
+    def is_fenced(self, holder: Holder) -> bool:
+        """Whether somebody is dead."""
+        return holder.incarnation < self.fenced.get(holder.name, 0)
+
+    def first_of(self, holder: Holder, seq: int) -> int | None:
+        """Return the first row of a put that is known; 0 of one that made none, -1 of one long ago."""
+        seen = self.seen[holder] if holder in self.seen else {}
+        if seq in seen:
+            return seen[seq]
+        return -1 if len(seen) == REMEMBERED_PUTS and seq < min(seen) else None
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -218,6 +243,5 @@ class TableState:
             return  # made by a snapshot
         seen = self.seen[producer]
         seen[seq] = first
-        self.newest_seq[producer] = max(seq, self.newest_seq.get(producer, 0))
         if len(seen) > REMEMBERED_PUTS:
             del seen[min(seen)]

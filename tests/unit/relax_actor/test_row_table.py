@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from relax_actor.errors import ConfigError
 from relax_actor.ids import Holder
 from relax_actor.row_queue.records import Column, RowsDropped, decode_events, encode_events
-from relax_actor.row_queue.sampling import each
+from relax_actor.row_queue.records import each
 from relax_actor.row_queue.spec import ConsumerGroup, Fifo, QueueSpec, TokenBudget, WholeGroups
 from relax_actor.row_queue.table import Table
 from relax_actor.transfer_queue.records import Put
