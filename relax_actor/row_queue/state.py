@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
 from relax_actor.ids import Holder, LeaseId
+from relax_actor.row_queue.extent import Extent
 from relax_actor.row_queue.records import (
     Event,
     Fenced,
@@ -26,7 +27,6 @@ from relax_actor.row_queue.records import (
     each,
     ranges,
 )
-from relax_actor.row_queue.extent import Extent
 from relax_actor.row_queue.rows import Rows
 from relax_actor.row_queue.sampling import FifoReady, GroupsReady, make_ready
 from relax_actor.row_queue.spec import ConsumerGroup, QueueSpec, TokenBudget
@@ -204,7 +204,7 @@ class TableState:
 
     def first_of(self, holder: Holder, seq: int) -> int | None:
         """Return the first row of a put that is known; 0 of one that made none, -1 of one long ago."""
-        seen = self.seen[holder] if holder in self.seen else {}
+        seen = self.seen.get(holder, {})
         if seq in seen:
             return seen[seq]
         return -1 if len(seen) == REMEMBERED_PUTS and seq < min(seen) else None

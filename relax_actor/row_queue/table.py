@@ -66,7 +66,7 @@ class Table(Account):
 
     # -- producers ------------------------------------------------------------------------------
 
-    def put(
+    def put(  # noqa: PLR0917 - as the endpoint has them
         self,
         producer: Holder,
         seq: int,
@@ -132,7 +132,7 @@ class Table(Account):
         return Put.ACCEPTED if lacking else self._refuse(Put.DUPLICATE)
 
     def end_stream(self) -> None:
-        """Say that no further rows come: what is left is dealt though it be little, but no part of a group."""
+        """Say that no further rows come: what is left is dealt, and what is no whole group is dropped."""
         if self._state.is_ended:
             return
         self._emit(StreamEnded())
@@ -264,7 +264,7 @@ class Table(Account):
             raise ValueError(f"shared fields of {len(shared.keys)} groups, {sorted(values)} values")
         alien = [name for name in shared.columns if name not in self.spec.shared]
         if alien:
-            raise ValueError(f"{alien[0]!r} is not shared; that is so of {', '.join(self.spec.shared) or 'none'}")
+            raise ValueError(f"{alien[0]!r} is not among the shared fields: {list(self.spec.shared)}")
         new = self._state.rows.shared.lacking(shared.keys)
         if len(new) == len(shared.keys):
             self._emit(shared)
@@ -281,7 +281,7 @@ class Table(Account):
         if ready.share(rank) is None:
             turn = ready.turn(is_end=self._state.is_ended)
             if turn is not None:
-                self._emit(TurnDealt(state.spec.name, turn))
+                self._emit(TurnDealt(state.spec.name, [*turn]))
         return ready.share(rank)
 
     def _over(self, lease_ids: Sequence[LeaseId]) -> None:
