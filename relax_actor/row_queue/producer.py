@@ -146,6 +146,8 @@ class RowProducer:
     ) -> "Steps[Underway]":
         yield from self._settle(self._window - 1)
         keys_of_shared, values = by_group(shared or {})
+        if not fields or not values.keys().isdisjoint(fields):
+            raise ValueError(f"fields {[*fields]} and shared fields {[*values]}: no field, or one twice")
         columns = yield from self._written({**fields, **values})
         self._seq += 1
         put = Underway(self._delivered(self._seq, columns, [*keys], group_rows, keys_of_shared, [*values]))
