@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 WAIT_S: Final = 20.0
 """How long a request for rows is parked before it is asked again."""
 
+TRIM_S: Final = 1.0
+"""How often it lets go, while it waits, of memory that has no rows any more."""
+
 ACK_S: Final = 600.0
 """How long an acknowledgement may take before it is sent again."""
 
@@ -140,9 +143,13 @@ class RowConsumer:
             asked = self._asked = self._asked or self._ask(left)
             if not asked.done():
                 self._tell()  # it was sent before these acknowledgements, and may be parked for long
-                yield Pause(asked, left)
+                if self._way is not None:
+                    self._way.trim()
+                yield Pause(asked, TRIM_S if left is None else min(TRIM_S, left))
             if not asked.done():
-                return None
+                if left is not None and left <= TRIM_S:
+                    return None
+                continue
             self._asked = None
             try:
                 leased = asked.result()

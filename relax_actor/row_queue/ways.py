@@ -123,6 +123,10 @@ class Local:
         yield from ()
         return self._reader.read
 
+    def trim(self) -> None:
+        """Let go of memory that has no rows any more."""
+        self._reader.trim()
+
     def close(self) -> None:
         """Give back what memory is kept for further rows."""
         self._pool.close()
@@ -173,6 +177,9 @@ class Remote:
         while not arrival.done():
             yield Pause(arrival.missing())
         return _Held(refs, self._rows.read)
+
+    def trim(self) -> None:
+        """There is nothing to let go of."""
 
     def close(self) -> None:
         """There is nothing to give back."""
