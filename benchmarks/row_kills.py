@@ -100,7 +100,9 @@ def killed(folder: Path, kills: int, rng: random.Random) -> dict[str, Any]:
         backoff=Backoff(base_s=0.001, cap_s=0.01),
         intensity=Intensity(restarts=10 * kills),
     )
-    with Supervisor(root, run_dir=folder / "run", zygotes={"default": ("numpy",)}) as tree:
+    with Supervisor(
+        root, run_dir=folder / "run", zygotes={"default": ("numpy", "relax_actor.row_queue")}
+    ) as tree:
         dead: set[int] = set()
         moments = [_kill(tree, folder, number, rng, dead) for number in range(kills)]
         put = tree.ref("producer", Producer).ask(Producer.stop).result()
@@ -108,7 +110,7 @@ def killed(folder: Path, kills: int, rng: random.Random) -> dict[str, Any]:
     log = _events(folder)
     got = Counter(row for event in log if event.what == "got" for row in event.rows)
     acked = Counter(row for event in log if event.what == "acked" for row in event.rows)
-    delays = [delay for moment in moments if moment for delay in _redelivered(log, *moment)]
+    delays = [delay for name, at in moments if name != "queue" for delay in _redelivered(log, name, at)]
     return {
         "rows": put,
         "lost": put - progress["acked"],
@@ -117,13 +119,14 @@ def killed(folder: Path, kills: int, rng: random.Random) -> dict[str, Any]:
         "got_more_than_once": sum(count > 1 for count in got.values()),
         "kills_with_rows_in_hand": len(delays),
         "redelivery_ms": spread(delays) | {"p90": round(statistics.quantiles(delays, n=10)[-1], 3)},
+        "queue_away_ms": spread([took for name, took in moments if name == "queue"]),
     }
 
 
 def _kill(
     tree: Supervisor, folder: Path, number: int, rng: random.Random, dead: set[int]
-) -> tuple[str, float] | None:
-    """Kill somebody who works; return who and when, where it was a consumer."""
+) -> tuple[str, float]:
+    """Kill somebody who works; return who and when, or of the queue how long it was away, in ms."""
     name = "queue" if number % 10 == 9 else f"consumer/{rng.randrange(CONSUMERS)}"
     log = folder / f"{name.replace('/', '-')}.log"
     pid = _pid(tree, name, dead)
@@ -132,7 +135,10 @@ def _kill(
     time.sleep(rng.uniform(0.0, 0.03))
     moment = time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    return None if name == "queue" else (log.stem, moment)
+    if name == "queue":
+        tree.ref("queue", RowQueue).within(60.0).ask(RowQueue.progress, "train").result()
+        return name, (time.monotonic() - moment) * 1e3
+    return log.stem, moment
 
 
 def _pid(tree: Supervisor, name: str, dead: set[int]) -> int:
