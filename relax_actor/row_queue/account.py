@@ -96,8 +96,8 @@ class Account:
             return RowState.ABSENT
         if self._state.rows.is_settled(row, group):
             return RowState.SETTLED
-        leases = self._state.leases.values()
-        if any(row in each(lease.rows) for lease in leases if lease.group == group):
+        lent = (span for lease in self._state.leases.values() if lease.group == group for span in lease.rows)
+        if any(low <= row < high for low, high in lent):
             return RowState.LEASED
         return RowState.READY if self._state.rows.has(row, state.mask) else RowState.INCOMPLETE
 

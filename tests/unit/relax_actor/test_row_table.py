@@ -12,6 +12,7 @@ from relax_actor.errors import ConfigError
 from relax_actor.ids import Holder
 from relax_actor.row_queue.records import Column, RowsDropped, decode_events, each, encode_events
 from relax_actor.row_queue.spec import ConsumerGroup, Fifo, QueueSpec, TokenBudget, WholeGroups
+from relax_actor.row_queue.state import TableState
 from relax_actor.row_queue.states import TABLE, RowState, diagram
 from relax_actor.row_queue.table import Table
 from relax_actor.transfer_queue.records import Put
@@ -537,3 +538,35 @@ TestPlay.settings = settings(
 def test_events_survive_the_journal():
     event = RowsDropped([(0, 3)], "why", "g")
     assert decode_events(encode_events([event])) == [event]
+
+
+def test_what_is_needed_is_named_with_the_row_that_it_is_for():
+    table = Table(SPEC)
+    put(table, 1, 1, 1)
+    put(table, 2, 1)
+    assert [(int(row), ref.segment) for row, ref in table.holdings()] == [(0, "s1"), (2, "s2")]
+    assert (table.resident_rows, table.rows_put_by("a"), table.rows_put_by("b")) == (3, 3, 0)
+    assert (table.needs("s1"), table.needs("s3")) == (True, False)
+
+
+def test_a_stream_ends_once():
+    table = table_of(WholeGroups())
+    put(table, 1, 1, keys=(7,), group_rows=2)
+    table.end_stream()
+    table.take_events()
+    table.end_stream()
+    assert table.take_events() == []
+    assert table.is_finished
+
+
+def test_groups_that_no_row_is_left_of_are_forgotten():
+    table = table_of(WholeGroups())
+    put(table, 1, 1, 1, keys=(7, 7), group_rows=2)
+    table.drop([(0, 2)], "why not")
+    put(table, 2, 1, 1, 1, keys=(7, 7, 7), group_rows=3)
+    assert rows_of(table.lease("g", B, 9, 0.0)) == [2, 3, 4]
+
+
+def test_what_is_no_event_changes_nothing():
+    with pytest.raises(TypeError, match="is no event"):
+        TableState(SPEC).apply("nothing")
