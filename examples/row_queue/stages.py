@@ -84,8 +84,8 @@ class Trainer(Actor):
         while (batch := await consumer.aget()) is not None:
             texts = [bytes(view).decode() for view in batch.views("text")]
             pictures = [float(view.mean()) for view in batch.views("picture")]
-            for row in zip(batch.keys, texts, pictures, batch.packed("score").tolist(), strict=True):
-                lines.append("group {}: {}, picture {:g}, score {:g}".format(*row))
+            rows = zip(batch.keys, texts, pictures, batch.packed("score").tolist(), strict=True)
+            lines += ["group {}: {}, picture {:g}, score {:g}".format(*row) for row in rows]
             consumer.ack(batch)
         await consumer.aflush()
         return lines

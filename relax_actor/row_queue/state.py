@@ -2,8 +2,9 @@
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from typing import Any
 
 from relax_actor.ids import Holder, LeaseId
 from relax_actor.row_queue.extent import Extent
@@ -77,15 +78,29 @@ class TableState:
         self.fenced: dict[str, int] = {}
         self.seen: dict[Holder, dict[int, int]] = defaultdict(dict)  # first row by seq
         self.put_by: Counter[str] = Counter()  # rows by the producer's name
+        self._appliers: dict[type, Callable[[Any], None]] = {
+            RowsPut: self._put,
+            SharedPut: self._shared,
+            FieldsPut: self._fields,
+            StreamEnded: self._stream_ended,
+            TurnDealt: self._turn,
+            RowsLeased: self._leased,
+            RowsAcked: self._acked,
+            LeaseOver: self._over,
+            RowsDropped: self._dropped,
+            Fenced: self._fence,
+            RowsGone: self._gone,
+            Settled: self._settled,
+            SeqSeen: self._seq,
+            PutBy: self._by,
+        }
 
-    @singledispatchmethod
     def apply(self, event: Event) -> None:
         """Make this what it is after an event, which must be possible."""
-        raise TypeError(f"{event!r} is no event of a row queue")
+        self._appliers[type(event)](event)
 
     # -- rows and fields ------------------------------------------------------------------------
 
-    @apply.register
     def _put(self, event: RowsPut) -> None:
         extent = self.rows.add(event)
         self.next_row = max(self.next_row, extent.end)
@@ -93,11 +108,9 @@ class TableState:
         self._remember(event.producer, event.seq, event.first)
         self._look(extent, extent.first, extent.end, 0)
 
-    @apply.register
     def _shared(self, event: SharedPut) -> None:
         self.rows.share(event)
 
-    @apply.register
     def _fields(self, event: FieldsPut) -> None:
         self._remember(event.producer, event.seq, 0)
         bits, at = self.spec.mask(tuple(event.columns)), 0
@@ -107,20 +120,17 @@ class TableState:
             self._look(extent, low, high, bits)
             at += high - low
 
-    @apply.register
     def _stream_ended(self, _: StreamEnded) -> None:
         self.is_ended = True
         self.rows.end()
 
     # -- leases ---------------------------------------------------------------------------------
 
-    @apply.register
     def _turn(self, event: TurnDealt) -> None:
         ready = self.groups[event.group].ready
         assert isinstance(ready, TokensReady)  # noqa: S101 - nobody else deals turns
         ready.deal(event.shares)
 
-    @apply.register
     def _leased(self, event: RowsLeased) -> None:
         lease = Lease(event.group, event.holder, event.rows, event.until_s, event.rank)
         self.leases[event.lease_id] = lease
@@ -132,7 +142,6 @@ class TableState:
         else:
             ready.take(event.rows)
 
-    @apply.register
     def _acked(self, event: RowsAcked) -> None:
         for lease_id in event.lease_ids:
             lease = self.leases.pop(lease_id)
@@ -143,7 +152,6 @@ class TableState:
                 state.ready.finish(self.rows.keys_of(lease.rows))
             state.acked += self._settle(lease.rows, lease.group)
 
-    @apply.register
     def _over(self, event: LeaseOver) -> None:
         for lease_id in sorted(event.lease_ids, reverse=True):  # what was lent first is in front again
             lease = self.leases.pop(lease_id)
@@ -156,7 +164,6 @@ class TableState:
             elif rows:
                 state.ready.give(rows, again=True)
 
-    @apply.register
     def _dropped(self, event: RowsDropped) -> None:
         for name in [event.group] if event.group else list(self.groups):
             state = self.groups[name]
@@ -168,7 +175,6 @@ class TableState:
             for row in each(gone):
                 state.failures.pop(row, None)
 
-    @apply.register
     def _fence(self, event: Fenced) -> None:
         self.fenced[event.name] = max(event.incarnation, self.fenced.get(event.name, 0))
         for holder in [holder for holder in self.seen if self.is_fenced(holder)]:
@@ -176,11 +182,9 @@ class TableState:
 
     # -- snapshots ------------------------------------------------------------------------------
 
-    @apply.register
     def _gone(self, event: RowsGone) -> None:
         self.next_row = event.below
 
-    @apply.register
     def _settled(self, event: Settled) -> None:
         state = self.groups[event.group]
         state.ready.take(event.rows)
@@ -190,11 +194,9 @@ class TableState:
         state.acked, state.dropped = event.acked, event.dropped
         state.failures = Counter(event.failures)
 
-    @apply.register
     def _seq(self, event: SeqSeen) -> None:
         self._remember(event.producer, event.seq, event.first)
 
-    @apply.register
     def _by(self, event: PutBy) -> None:
         self.put_by[event.name] = event.rows
 

@@ -11,6 +11,7 @@ from typing import Self
 
 from relax_actor.ids import Holder, LeaseId
 from relax_actor.row_queue.account import Account
+from relax_actor.row_queue.checks import check_columns, check_shared
 from relax_actor.row_queue.records import (
     Columns,
     Dealt,
@@ -95,7 +96,7 @@ class Table(Account):
         known = self.known(producer, seq)
         if known is not None:
             return known
-        rows = self._check(columns)
+        rows = check_columns(self.spec, columns)
         if keys and (len(keys) != rows or group_rows < 1):
             raise ValueError(f"{rows} rows, {len(keys)} keys, {group_rows} rows a group")
         if self._state.is_ended:
@@ -116,7 +117,7 @@ class Table(Account):
         known = self.known(producer, seq)
         if known is not None:
             return known[0]
-        if self._check(columns) != count(rows):
+        if check_columns(self.spec, columns) != count(rows):
             raise ValueError(f"{count(rows)} rows, and columns of another length")
         if not self._state.rows.all_live(rows):
             return self._refuse(Put.STALE)  # dropped meanwhile, or done with by everybody
@@ -259,12 +260,7 @@ class Table(Account):
     def _share(self, shared: SharedPut | None, keys: Sequence[int]) -> None:
         if shared is None:
             return
-        values = {len(column.lengths) for column in shared.columns.values()}
-        if values != {len(shared.keys)} or not {*shared.keys} <= {*keys}:
-            raise ValueError(f"shared fields of {len(shared.keys)} groups, {sorted(values)} values")
-        alien = [name for name in shared.columns if name not in self.spec.shared]
-        if alien:
-            raise ValueError(f"{alien[0]!r} is not among the shared fields: {list(self.spec.shared)}")
+        check_shared(self.spec, shared, keys)
         new = self._state.rows.shared.lacking(shared.keys)
         if len(new) == len(shared.keys):
             self._emit(shared)
@@ -295,18 +291,6 @@ class Table(Account):
             poison = sorted(row for row, n in state.failures.items() if n >= state.spec.max_attempts)
             if poison:
                 self._emit(RowsDropped(ranges(poison), POISON, name))
-
-    def _check(self, columns: Columns) -> int:
-        unknown = [name for name in columns if name not in self.spec.fields]
-        if unknown:
-            raise ValueError(f"no field {unknown[0]!r}; there are {', '.join(self.spec.fields)}")
-        shared = [name for name in columns if name in self.spec.shared]
-        if shared:
-            raise ValueError(f"{shared[0]!r} is shared by the rows of a group, and put by group")
-        lengths = {len(column.lengths) for column in columns.values()}
-        if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"columns of {sorted(lengths)} rows")
-        return lengths.pop()
 
     def _refuse(self, what: Put) -> Put:
         self.refused[what] += 1
