@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from launcher.cli_options import Sectioned, choices, divided, dry_run, with_options
+from launcher.cli_options import WORDS, Sectioned, choices, divided, dry_run, with_options
 
 
 @click.command(
@@ -27,7 +27,7 @@ from launcher.cli_options import Sectioned, choices, divided, dry_run, with_opti
     epilog="""\b
     Exit status: 0 done, 1 the run failed, 2 the configuration is wrong,
     3 the hosts cannot run it, 4 a host was lost, 130 after Ctrl-C,
-    143 after SIGTERM.
+    140 preempted by SIGUSR2, 143 after SIGTERM.
     """,
 )
 @with_options
@@ -71,6 +71,7 @@ def launch(
         as_json=as_json,
         tensorboard=tensorboard,
         tag_output=tag_output,
+        argv=click.get_current_context().meta[WORDS],
         live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
     )
     return carry_out(request, sys.stdout)
@@ -101,7 +102,13 @@ def plan(arguments: tuple[str, ...], *, as_json: bool, **values: Any) -> int:
     config_path, overrides = _split(arguments)
     flags, words = divided(values)
     request = Request(
-        config_path=config_path, overrides=overrides, flags=flags, words=words, dry_run=True, as_json=as_json
+        config_path=config_path,
+        overrides=overrides,
+        flags=flags,
+        words=words,
+        argv=click.get_current_context().meta[WORDS],
+        dry_run=True,
+        as_json=as_json,
     )
     return carry_out(request, sys.stdout)
 

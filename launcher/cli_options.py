@@ -5,6 +5,9 @@ from typing import Any
 
 import click
 
+WORDS = "launcher.words"
+"""Key of a click context's `meta`: the words of the command line behind the command's name."""
+
 _REHEARSE_AFAR = "--dry-run-on-hosts"
 
 
@@ -173,7 +176,8 @@ class Sectioned(click.Command):
     """Shows its options in sections, and takes `--dry-run=remote` beside `--dry-run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Turn the one option whose value is optional into two that click can tell apart."""
+        """Turn the one option whose value is optional into two that click can tell apart; keep the words."""
+        ctx.meta[WORDS] = tuple(args)
         return super().parse_args(ctx, [_plain(arg, ctx) for arg in args])
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,20 +1,18 @@
 """`relax-actor launch`: read, check, plan, lock the run folder, run, report.
 
 The tree itself is `relax_actor.app`'s work; it runs in this process' main thread, which between its ticks
-draws the display and derives the metrics. Signals only set a flag there: the first INT, TERM or HUP asks the
-run to stop, the second has everything killed.
+draws the display and derives the metrics. What signals do there is in `interrupts`.
 """
 
 import os
 import secrets
-import signal
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -22,6 +20,7 @@ from launcher import over_hosts
 from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
+from launcher.interrupts import Control, Ended, catching
 from launcher.metrics import MetricsWriter
 from launcher.options import LaunchOptions, Rehearsal
 from launcher.plan import plan_json, render, write_plan
@@ -30,14 +29,13 @@ from launcher.remote_env import port_variable
 from launcher.report import summary, write_reports
 from launcher.runfolder import RunFolder, expand
 from launcher.settings import Settings, is_no_path
+from launcher.slurm_submit import SCRIPT, SlurmJob, prepare_job, submit
 from launcher.taglog import TaggedLogs
 from relax_actor.config import Config
 from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
 from relax_actor.telemetry import read_events
 from relax_actor.trainers.checkpoint import CheckpointError, CheckpointStore
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,37 +45,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     overrides: tuple[str, ...] = ()
     flags: dict[str, str | None] = {}
     words: dict[str, Any] = {}  # about hosts, for `asking.ask`
+    argv: tuple[str, ...] = ()  # all words behind the command's name, for a job that says them again
     dry_run: bool = False
     as_json: bool = False  # the plan, in a dry run
     tensorboard: bool = False
     tag_output: bool = False  # also print what actors write
     live: bool | None = None  # None: where the output is a terminal
-
-
-class Control(Protocol):
-    """How a run is told to end; `relax_actor.app.RunControl`."""
-
-    def stop(self, reason: str) -> None:
-        """End in order: every actor gets its time to stop."""
-        ...
-
-    def kill(self, reason: str) -> None:
-        """Kill everything now."""
-        ...
-
-
-class Ended(Protocol):
-    """How a run ended; `relax_actor.app.Outcome`."""
-
-    @property
-    def exit_code(self) -> int:
-        """0 where it is done."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why, naming the actor where one failed."""
-        ...
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,17 +98,30 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
     folder = RunFolder.create(str(path), name="", logs=prepared.options.log_dir)
+    if prepared.options.slurm.submit:
+        submit(_job(request, prepared, path), folder, out)
+        return ExitCode.DONE
     return _run(request, prepared, folder, (out, runner or _run_app))
+
+
+def _job(request: Request, prepared: Prepared, path: Path) -> SlurmJob:
+    return prepare_job(prepared.options, request.argv, name=prepared.settings.config.run.name, folder=path)
 
 
 def _dry_run(request: Request, prepared: Prepared, lacking: Sequence[ConfigError], out: TextIO) -> int:
     plan, config = prepared.plan, prepared.settings.config
     out.write((plan_json(plan) if request.as_json else render(plan)) + "\n")
+    path = expand(config.run.dir, name=config.run.name, now=time.localtime())
+    script = _job(request, prepared, path).script if prepared.options.slurm.submit else ""
+    if script and not request.as_json:
+        out.write(f"\n{SCRIPT}\n{textwrap.indent(script, '  ')}")
     if lacking:
         sys.stderr.write(report(RefusedError(lacking)).replace("error: ", "warning: ") + "\n")
     if request.flags.get("--run-dir"):
         folder = RunFolder.create(config.run.dir, name=config.run.name)
         write_plan(plan, _in_folder(config, folder), folder)
+        if script:
+            (folder.path / SCRIPT).write_text(script, encoding="utf-8")
     return ExitCode.DONE
 
 
@@ -149,7 +135,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
         config = _in_folder(settings.config, folder)
         write_plan(prepared.plan, config, folder)
         begun_at = folder.events.stat().st_size if folder.events.exists() else 0
-        with _signals() as signals:
+        with catching() as signals:
             with _watching(request, folder, out) as on_tick:
                 job = Job(
                     config=config,
@@ -164,7 +150,7 @@ def _run(request: Request, prepared: Prepared, folder: RunFolder, shell: tuple[T
             events = read_events(folder.events, begun_at)[0]
             exit_code = over_hosts.exit_code(events, signals.exit_code(outcome))
             failures = write_reports(folder)
-            for problem in over_hosts.problems(events, prepared.options.hosts):
+            for problem in over_hosts.problems(events, prepared.options):
                 sys.stderr.write(f"{report(problem)}\n\n")
             with suppress(OSError):  # whoever read it has gone, or its disk is full: the run ended as it did
                 out.write(
@@ -233,44 +219,6 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
             tagged.close()
         display.close()
         metrics.poll()
-
-
-class _Signals:
-    """Turns signals into stop and kill; remembers the first."""
-
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self._control: Control | None = None
-
-    def obey(self, control: Control) -> None:
-        """Send signals to this control, one that came too early included."""
-        self._control = control
-        if self.first is not None:
-            control.stop(signal.Signals(self.first).name)
-
-    def exit_code(self, outcome: Ended) -> int:
-        """Return 128 + the first signal's number where it ended the run; a run that is done is done."""
-        return outcome.exit_code if self.first is None or not outcome.exit_code else 128 + self.first
-
-    def handle(self, number: int, _: FrameType | None) -> None:
-        """Take one signal, in the main thread."""
-        again, name = self.first is not None, signal.Signals(number).name
-        self.first = self.first or number
-        if self._control is not None:
-            (self._control.kill if again else self._control.stop)(name)
-
-
-@contextmanager
-def _signals() -> Iterator[_Signals]:
-    signals = _Signals()
-    before: Mapping[signal.Signals, object] = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        signal.signal(number, signals.handle)
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what getsignal returned
 
 
 def _run_app(job: Job, hand_over: Callable[[Control], None]) -> Ended:

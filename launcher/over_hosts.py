@@ -10,9 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from launcher import slurm_hosts
 from launcher.errors import ExitCode
 from launcher.hosts import HostEntry
 from launcher.options import Launcher, LaunchOptions, SshOptions
+from launcher.slurm_words import SlurmError
 from launcher.ssh import environment, host_of, prefix, session_of
 from launcher.ssh_causes import Attempt, SshCause, SshError, explain
 from relax_actor import network
@@ -33,9 +35,14 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 def reach(options: LaunchOptions, folder: Path, placement: Placement | None) -> Reached:
     """Return the hosts of a launch, in the order of its placement; see `hosts_of`."""
-    if options.launcher is not Launcher.SSH:
+    if options.launcher is Launcher.LOCAL:
         return Reached()
-    reached = hosts_of(options, folder)
+    if options.launcher is Launcher.SLURM:
+        given = slurm_hosts.allocation(os.environ)
+        found, address = slurm_hosts.hosts_of(options, given, folder, os.environ)
+        reached = Reached(hosts=found, address=address)
+    else:
+        reached = hosts_of(options, folder)
     order = placement.hosts if placement is not None else ()
     hosts = sorted(
         reached.hosts, key=lambda host: order.index(host.name) if host.name in order else len(order)
@@ -108,9 +115,12 @@ def attempts(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[Atte
     return list(found.values())
 
 
-def problems(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[SshError]:
+def problems(events: Iterable[Event], options: LaunchOptions) -> Sequence[SshError | SlurmError]:
     """Return for each host that could not be reached why."""
-    return [explain(attempt) for attempt in attempts(events, entries)]
+    found = attempts(events, options.hosts)
+    if options.launcher is Launcher.SLURM:
+        return [slurm_hosts.problem_of(each.host, each.output, each.fact) for each in found]
+    return [explain(attempt) for attempt in found]
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:

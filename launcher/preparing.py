@@ -16,6 +16,7 @@ from launcher.options import GpuOptions, Launcher, LaunchOptions, Order
 from launcher.placing import PlacementError, Room, needs_of, place, rooms
 from launcher.plan import Plan, make_plan
 from launcher.settings import Settings, read
+from launcher.slurm_hosts import in_allocation
 from relax_actor.data.dataset import load_dataset
 from relax_actor.devices import host_gpus
 from relax_actor.errors import ConfigError
@@ -59,8 +60,11 @@ def prepare(
 
     Raises:
         RefusedError: what is wrong, with settings and with hosts at once.
+        SlurmError: the hosts of an allocation cannot be asked.
+        SelectionError: a host was named that is not in the allocation.
     """
     settings, options = _both(config_path, overrides, flags, words, environ)
+    options = in_allocation(options, environ, rehearse=rehearse)
     settings = _with_replicas(settings, options.gpus)
     problems = check_config(settings.config, settings.where)
     if problems:

@@ -7,6 +7,7 @@ import msgspec
 
 from relax_actor import homes
 from relax_actor.config import Config
+from relax_actor.preemption import Preemption
 from relax_actor.supervision.supervisor import Supervisor
 
 POLL_S = 0.1
@@ -18,7 +19,7 @@ HOST_LOST = 4
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a run ended."""
 
-    exit_code: int  # 0 done, 1 failed, 4 too many hosts lost, 130 on SIGINT, 143 on SIGTERM
+    exit_code: int  # 0 done, 1 failed, 4 too many hosts lost, 130 on SIGINT, 140 on SIGUSR2, 143 on SIGTERM
     reason: str
 
 
@@ -26,8 +27,13 @@ class RunControl:
     """How another thread, or a signal handler, ends a run."""
 
     def __init__(self) -> None:
-        self._stop, self._kill = threading.Event(), threading.Event()
+        self._preempt, self._stop, self._kill = threading.Event(), threading.Event(), threading.Event()
         self.reason = ""
+
+    def preempt(self, reason: str) -> None:
+        """End after the step at hand, with a checkpoint, to be resumed later."""
+        self.reason = self.reason or reason
+        self._preempt.set()
 
     def stop(self, reason: str) -> None:
         """End in order: each actor gets its time to clean up."""
@@ -38,6 +44,11 @@ class RunControl:
         """End now."""
         self.reason = self.reason or reason
         self._kill.set()
+
+    @property
+    def preempting(self) -> bool:
+        """Whether the run is to make room for another one."""
+        return self._preempt.is_set()
 
     @property
     def stopping(self) -> bool:
@@ -63,6 +74,7 @@ def watch(
     """
     told_to_stop = told_to_kill = False
     hopeless = ""
+    preemption = Preemption(supervisor, config.run.grace_s)
     while (finished := supervisor.wait(POLL_S)) is None:
         if control.killing and not told_to_kill:
             told_to_kill = True
@@ -73,14 +85,18 @@ def watch(
         elif not told_to_stop and not hopeless and (lost := homes.why_hopeless(config, supervisor.homeless)):
             hopeless = lost
             supervisor.stop(hopeless)
+        elif control.preempting and not told_to_stop:
+            told_to_stop = preemption.is_overdue()
         if on_tick is not None:
             on_tick()
     if told_to_stop or told_to_kill:
         return Outcome(exit_code=_signal_code(control.reason), reason=f"stopped: {control.reason}")
     if hopeless:
         return Outcome(exit_code=HOST_LOST, reason=hopeless)
+    if preemption.is_granted and finished.outcome == "ok":
+        return Outcome(exit_code=_signal_code(control.reason), reason=f"preempted: {control.reason}")
     return Outcome(exit_code=0 if finished.outcome == "ok" else 1, reason=finished.reason)
 
 
 def _signal_code(reason: str) -> int:
-    return {"SIGINT": 130, "SIGTERM": 143}.get(reason, 1)
+    return {"SIGINT": 130, "SIGTERM": 143, "SIGUSR2": 140}.get(reason, 1)

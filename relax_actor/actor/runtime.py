@@ -100,6 +100,7 @@ class _Process(Callee):
         self.shm_root, self.listen, self.host = config.shm_root, config.listen, config.host
         self._holder = Holder(spawn.name, spawn.incarnation)
         self._stop_reason = ""
+        self._on_term = _take_no_notice if config.term_is_for_head else self._stop
         self._selector = RestingSelector()
         self._loop: asyncio.AbstractEventLoop
         self._actor: Actor
@@ -150,7 +151,7 @@ class _Process(Callee):
         self._loop = asyncio.get_running_loop()
         self._turns.start(self._loop)
         self._promoted = self._loop.create_future()
-        self._loop.add_signal_handler(signal.SIGTERM, self._stop, "SIGTERM")
+        self._loop.add_signal_handler(signal.SIGTERM, self._on_term, "SIGTERM")
         self._courier.start()
         self._courier.tell_head(Hello(name=self._holder.name, incarnation=self._holder.incarnation))
         try:
@@ -314,3 +315,7 @@ class _Process(Callee):
     def ref(self, name: str, actor: type[Any]) -> Ref[Any]:
         del actor  # only tells the type checker whose endpoints these are
         return Ref(name, self._courier.caller)
+
+
+def _take_no_notice(reason: str) -> None:
+    """Hear a signal that is for the head."""

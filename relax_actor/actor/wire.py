@@ -39,6 +39,7 @@ class NodeConfig(Record, frozen=True, kw_only=True, tag="node_config"):
     lease: LeaseTerms = LeaseTerms()
     join_timeout_s: float = 120.0
     early: int = -1  # descriptor for early words to a head on the same host; see `node.early`
+    term_is_for_head: bool = False  # SIGTERM is no order here; see `supervision.hosts.Host`
 
     @property
     def run_mark(self) -> str:

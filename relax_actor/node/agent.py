@@ -91,7 +91,7 @@ class Agent:
             self._config, self._zygotes, self._pipe, self._children, self._say, self._warn_of
         )
         self._fuse = _fuse()
-        self._loop.add_signal_handler(signal.SIGTERM, self._end, "SIGTERM")
+        self._loop.add_signal_handler(signal.SIGTERM, self._told_to_end)
         self._watch_head()
         config = self._config
         network = ZmqNetwork(keys=CurveKeys.from_bytes(config.keys) if config.keys else None)
@@ -118,6 +118,10 @@ class Agent:
     def _end(self, reason: str) -> None:
         self._reason = self._reason or reason
         self._ended.set()
+
+    def _told_to_end(self) -> None:
+        if not self._config.term_is_for_head:  # which else hears it too, and ends its actors in order
+            self._end("SIGTERM")
 
     def _held(self, until_s: float) -> None:
         """Let those know until when the lease holds who must not outlive it: actors, and this process."""

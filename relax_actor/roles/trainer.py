@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
-from relax_actor.actor import Actor, Reply
+from relax_actor.actor import Actor, Reply, endpoint
 from relax_actor.config import Config
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.devices import CPU, host_gpus, trainer_device
@@ -62,6 +62,7 @@ class Trainer(Actor):
         self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
+        self._has_batch = self._is_preempted = False
         self._alarm = Alarm(config.train.mismatch_alarm)
         self._running = self._life()
         self._waiting_for: deque[Reply[Any]] = deque()
@@ -86,6 +87,17 @@ class Trainer(Actor):
             self._waiting_for.append(reply)
         return 0.0
 
+    @endpoint(idempotent=True)
+    def preempt(self) -> bool:
+        """Head to trainer: end after the step at hand, with a checkpoint; False after the last one."""
+        if self._step >= self._config.run.steps:
+            return False
+        self._is_preempted = True
+        self.ctx.events.emit("preempted", step=self._step)
+        if not self._has_batch:  # it waits for one, which may take long
+            self.ctx.finish()
+        return True
+
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """Keep what was trained since the last checkpoint, unless a step is half done; publish no more."""
         if self._is_between_steps and self._step > self._saved_step:
@@ -102,6 +114,7 @@ class Trainer(Actor):
         )
         while self._step < self._config.run.steps:
             batch, waited_s = yield from self._lease()
+            self._has_batch = True
             if batch is None:
                 break  # the dataset's prompts were dropped to the last: nothing left to train on
             stats = StepStats(waited_s=waited_s)
@@ -116,6 +129,9 @@ class Trainer(Actor):
             self._say_step(batch, stats)
             if self._is_checkpoint_due():
                 self._checkpoint()
+            if self._is_preempted:
+                return  # `on_stop` keeps what was trained
+            self._has_batch = False
         self._publishing.flush()
         yield from self._until_finished()
         self._checkpoint()

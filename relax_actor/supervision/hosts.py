@@ -50,6 +50,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     """Where logs and crash reports of its actors go; empty: the head's folder, at the same path."""
     shm_root: str = ""
     """Where its shared-memory segments live; empty: as on the head."""
+    term_is_for_head: bool = False
+    """Whether its agent and actors take no notice of SIGTERM: who sends it there means the head as well."""
     session: Session | None = None
     """What its actors start in. With one, its events, logs and crash reports are handed over to the head, so
     that `run_dir` must be a folder of its own. Without a prefix only the environment is of use."""

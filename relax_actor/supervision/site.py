@@ -218,6 +218,7 @@ class Site:
             listen=self.host.address,
             shm_root=self.shm_root,
             run_dir=self.run_dir,
+            term_is_for_head=self.host.term_is_for_head,
         )
         if not self.is_remote:
             return common

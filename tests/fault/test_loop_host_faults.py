@@ -44,9 +44,9 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
     ]
     with loop_hosts(2) as hosts:
         placement = hosts.rollouts_on("b", "b")
-        run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW_TOKENS, **hosts.settings(placement))
+        run = run_loop(plan=plan, run={"steps": 12}, rollout=SLOW_TOKENS, **hosts.settings(placement))
         assert_nothing_was_lost(run, hosts)
-    assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
+    assert sorted(run.killed) == sorted(fault.actor for fault in plan), f"{run.killed}\n{run.log}"
 
 
 def test_partial_rollouts_go_on_on_another_host(run_loop):

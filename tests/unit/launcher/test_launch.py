@@ -113,7 +113,8 @@ def test_a_failed_run_says_why_and_returns_its_code(request_of, runner):
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_the_first_signal_stops_and_the_second_kills(request_of, runner, number, code):
+def test_the_first_signal_stops_and_the_second_kills(request_of, runner, number, code, monkeypatch):
+    monkeypatch.setattr("launcher.interrupts.ECHO_S", 0.0)  # no time passes between them here
     before = signal.getsignal(number)
 
     def twice() -> None:
@@ -243,14 +244,40 @@ def test_gpus_of_this_host_are_named_as_it_names_them(monkeypatch):
     assert gpus_here({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}) == ("GPU-a", "GPU-b")
 
 
-def test_an_allocation_is_asked_when_the_run_starts(request_of, runner, monkeypatch, tmp_path):
+def test_a_rehearsal_in_an_allocation_asks_none_of_its_hosts(request_of, runner, monkeypatch, tmp_path):
     (tmp_path / "srun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[08-09]")
     out = io.StringIO()
 
     assert launch(request_of(dry_run=True), out, runner) == 0
-    assert "hosts (slurm: those of the allocation)" in out.getvalue()
+    assert "n08   asked at the start" in out.getvalue()
+
+
+def test_a_job_is_shown_before_it_is_submitted(request_of, runner, run_dir):
+    request = request_of(words={"--slurm": True, "--nodes": "2"}, dry_run=True)
+    request = msgspec.structs.replace(request, argv=("run.toml", "--slurm", "--nodes", "2", "--dry-run"))
+    request.flags["--run-dir"] = str(run_dir)
+    out = io.StringIO()
+
+    assert launch(request, out, runner) == 0
+
+    assert "  #SBATCH --nodes=2" in out.getvalue()
+    script = (run_dir / "job.sbatch").read_text()
+    assert f"launch run.toml --launcher slurm --run-dir {run_dir} --resume auto" in script
+
+
+def test_a_submitted_job_starts_nothing_here(request_of, runner, run_dir, monkeypatch, tmp_path):
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 42\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    out = io.StringIO()
+
+    assert launch(request_of(words={"--slurm": True}), out, runner) == 0
+
+    assert "submitted job 42" in out.getvalue()
+    assert runner.job is None
 
 
 def test_a_rehearsal_on_the_hosts_is_refused_while_nobody_can_do_it(request_of, runner):

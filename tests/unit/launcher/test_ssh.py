@@ -165,10 +165,15 @@ FAILED = {"kind": "host_not_reached", "host": "node-1", "code": 255, "output": "
 
 
 def test_only_the_last_word_on_a_host_is_told():
-    entries = [HostEntry(name="node:1")]
-    assert [error.host for error in over_hosts.problems([FAILED, FAILED], entries)] == ["node:1"]
-    assert not over_hosts.problems([FAILED, JOINED], entries)
-    assert not over_hosts.problems([FAILED], [])
+    options = LaunchOptions(launcher=Launcher.SSH, hosts=(HostEntry(name="node:1"),))
+    assert [error.host for error in over_hosts.problems([FAILED, FAILED], options)] == ["node:1"]
+    assert not over_hosts.problems([FAILED, JOINED], options)
+    assert not over_hosts.problems([FAILED], LaunchOptions())
+
+
+def test_what_slurm_says_of_a_host_is_not_taken_for_ssh():
+    options = LaunchOptions(launcher=Launcher.SLURM, hosts=(HostEntry(name="node:1"),))
+    assert str(over_hosts.problems([FAILED], options)[0]).startswith("`srun to node:1`: ")
 
 
 @pytest.mark.parametrize(
