@@ -124,6 +124,10 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         least, replicas = config.rollout.min_replicas, config.rollout.replicas
         fact = f"is {least}, more than rollout.replicas, which is {replicas}"
         yield ConfigError(where("rollout.min_replicas"), fact)
+    if 0 < config.rollout.max_replicas < config.rollout.replicas:
+        most, replicas = config.rollout.max_replicas, config.rollout.replicas
+        fact = f"is {most}, fewer than rollout.replicas, which is {replicas}"
+        yield ConfigError(where("rollout.max_replicas"), fact, "0 sets no bound")
     if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
         yield ConfigError(
             where("queue.on_partial_timeout"),

@@ -34,6 +34,7 @@ RANGES: dict[str, Range] = {
     "data.max_prompt_tokens": _ZERO,
     "rollout.replicas": _ONE,
     "rollout.min_replicas": _ONE,
+    "rollout.max_replicas": _ZERO,
     "rollout.samples_per_prompt": _TWO,
     "rollout.max_new_tokens": _ONE,
     "rollout.temperature": _ZERO,

@@ -84,7 +84,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk_tokens: int = 0
     """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
     min_replicas: int = 1
-    """Over several hosts: the run goes on while so many replicas have a host that is there, else it ends."""
+    """The run goes on while so many replicas have a host that is there; `scale` leaves as many."""
+    max_replicas: int = 0
+    """`scale` starts no more; 0: as many as have a place."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1
@@ -109,6 +111,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Words for the end of the server's command line, where they win."""
     sglang_env: dict[str, str] = {}
     """Added to the server's environment."""
+    sglang_quick_start: bool = True
+    """Start servers with one import of SGLang for all their processes; false is SGLang's own way."""
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,6 +19,7 @@ from relax_actor.node.lease import Grants
 from relax_actor.node.names import agent_identity
 from relax_actor.supervision.gate import Gate
 from relax_actor.supervision.hosts import Host, choose, choose_home
+from relax_actor.supervision.scaling import check_room
 from relax_actor.supervision.site import Agent, Key, Place, Site
 from relax_actor.supervision.spec import ChildSpec, Home
 from relax_actor.telemetry import EventLog
@@ -124,6 +125,15 @@ class Fleet:
         if site.is_remote:
             self._courier.lines.open(_peer(key), self._config.epoch, key[1])
         return home
+
+    def check_room(self, spec: ChildSpec, replicas: int) -> None:
+        """Check that there is a place for every new replica of a child.
+
+        Raises:
+            SpecError: there is none.
+        """
+        joined = {name for name, site in self._sites.items() if site.joined}
+        check_room(spec, replicas, tuple(self._homes.values()), joined)
 
     def _choose(self, spec: ChildSpec, replica: int) -> Home:
         joined = {name for name, site in self._sites.items() if site.joined}

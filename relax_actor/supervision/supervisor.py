@@ -138,6 +138,7 @@ class Supervisor:
         return self
 
     def _node_config(self, head: Address, keys: CurveKeys | None) -> NodeConfig:
+        self._epoch = next_epoch(self.run_dir)
         return NodeConfig(
             run_id=self.run_id,
             run_dir=str(self.run_dir),
@@ -147,7 +148,7 @@ class Supervisor:
             shm_root=self._shm_root,
             zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
             path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-            epoch=next_epoch(self.run_dir),
+            epoch=self._epoch,
             keys=keys.to_bytes() if keys else b"",
             lease=self._lease,
             join_timeout_s=self._join_timeout_s,
@@ -275,6 +276,32 @@ class Supervisor:
         """
         self._decide(events.RemoveChild(name=name))
 
+    def scale(self, child: str, replicas: int) -> None:
+        """Have an elastic child have so many replicas; does not wait until they are there, or gone.
+
+        New replicas start; those with the highest numbers leave: see `Actor.on_drain`.
+
+        Raises:
+            SpecError: it cannot have them, or an earlier change is not done yet; nothing is changed.
+        """
+        self._decide(events.Scale(child=child, replicas=replicas))
+
+    def kill_child(self, name: str, reason: str = "asked to kill") -> None:
+        """Kill one actor; what follows is what follows from any failure of it.
+
+        Raises:
+            SpecError: there is no such actor, or it has no process now.
+        """
+        self._decide(events.KillChild(name=name, reason=reason))
+
+    def replicas(self, child: str) -> int:
+        """Return how many replicas a child has, those that come and go included.
+
+        Raises:
+            SpecError: there is no such child.
+        """
+        return self._policy.replicas(child).count
+
     def _decide(self, event: events.Event) -> None:
         """Give the policy an event and wait for its decision, which may be a refusal."""
         decided: Future[None] = Future()
@@ -309,6 +336,22 @@ class Supervisor:
     def homeless(self) -> Mapping[str, str]:
         """The actors that wait for a host, with the host and why it is away."""
         return self._shell.homeless
+
+    @property
+    def host(self) -> str:
+        """The name of this process's own host in the tree; empty where no actor runs on it."""
+        return next((host.name for host in self._hosts if not host.prefix), "")
+
+    @property
+    def shm_root(self) -> str:
+        """The folder of this host's shared-memory segments."""
+        roots = (host.shm_root for host in self._hosts if not host.prefix)
+        return next(roots, "") or self._shm_root
+
+    @property
+    def incarnation(self) -> int:
+        """How many supervisors have run in this run folder, this one included; known once it is started."""
+        return self._epoch
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""

@@ -100,7 +100,7 @@ def steps_of(launched):
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_run_over_several_hosts_is_told_from_the_head_alone(start, hosts, count):
     launched = start(hosts[:count], "-x", "SECRET=it's a $ecret", replicas=count)
-    launched.await_event("child_ready", child=f"rollout/{count - 1}")
+    launched.await_event("child_ready", timeout_s=100.0, child=f"rollout/{count - 1}")
     family = launched.family(hosts)
     shown = [seen(launched, *words) for words in (("ps",), ("status",))]
     assert launched.ended() == 0, launched.output()
@@ -112,6 +112,29 @@ def test_a_run_over_several_hosts_is_told_from_the_head_alone(start, hosts, coun
     sampled = {event["actor"] for event in launched.events("policy_installed")}
     assert sampled >= {f"rollout/{index}" for index in range(count)}
     assert "rollout/0" in seen(launched, "logs", "rollout") or (launched.folder / "logs").is_dir()
+
+
+def test_rollouts_over_ssh_are_killed_and_scaled_from_the_head(start, hosts):
+    launched = start(hosts[:2], "--preflight", "full", steps=1000, replicas=2)
+    launched.await_event("step", step=2)
+    assert launched.output().startswith("preflight of 2 hosts, ")
+    assert seen(launched, "kill", "rollout/1").startswith("killed rollout/1#1")
+    launched.await_event("child_active", child="rollout/1", incarnation=2)
+    assert seen(launched, "scale", "4").splitlines()[-1] == "4 rollouts"
+    launched.await_event("child_active", child="rollout/3")
+    homes = [event["site"] for event in launched.events("child_spawned") if "rollout" in event["child"]]
+    assert len(set(homes)) == 2
+    assert "rollout/3" in seen(launched, "ps")
+    assert seen(launched, "scale", "1").splitlines()[-1] == "1 rollouts"
+    assert "rollout/3" not in seen(launched, "tree")
+    family = launched.family(hosts)
+    seen(launched, "stop")
+    assert launched.ended() == 143, launched.output()
+    await_nothing(launched.run_id, family)
+    left = [
+        event for event in launched.events("child_exited") if event["child"] in {"rollout/2", "rollout/3"}
+    ]
+    assert {event["exit"] for event in left} <= {"stopped", "normal"}
 
 
 def seen(launched, command, *words):
@@ -152,10 +175,22 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, hosts):
     await_nothing(launched.run_id, family, but_sockets=True)
 
 
-def test_a_host_that_cannot_be_reached_is_told_with_its_cause_and_code_3(start, servers, hosts):
+def test_a_host_that_cannot_be_reached_is_found_before_anything_starts(start, servers, hosts):
     gone = servers.start()
     gone.stop()
     launched = start([hosts[0], gone])
+    assert launched.ended() == 3
+    text = launched.output()
+    assert f"FAIL  ssh            {gone.address}: nobody listens at its ssh port" in text
+    assert "hint: start sshd there" in text
+    assert not launched.folder.exists()
+
+
+def test_a_host_that_is_lost_before_it_joins_is_told_with_its_cause_and_code_3(start, servers, hosts):
+    """Without a preflight, as it may happen after one."""
+    gone = servers.start()
+    gone.stop()
+    launched = start([hosts[0], gone], "--preflight", "off")
     assert launched.ended() == 3
     text = launched.output()
     assert f"error: {gone.address}: nobody listens at its ssh port" in text
