@@ -9,11 +9,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from sglang_site import demand_sglang
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may look for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CHAR_MODEL = Path(__file__).parents[1] / "examples" / "spell_backward" / "char_model.py"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("sglang"):
+        demand_sglang()
 
 
 @dataclass(frozen=True, kw_only=True)

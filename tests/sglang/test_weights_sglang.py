@@ -110,16 +110,6 @@ def server(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory, sglang_pyt
         client.close()
 
 
-@pytest.fixture(scope="module")
-def sglang_python() -> str:
-    python = os.environ.get("RELAX_ACTOR_SGLANG_PYTHON", "")
-    if not python:
-        if os.environ.get("REQUIRE_SGLANG"):
-            pytest.fail("REQUIRE_SGLANG is set, and RELAX_ACTOR_SGLANG_PYTHON is not")
-        pytest.skip("RELAX_ACTOR_SGLANG_PYTHON says nothing: there is no SGLang here")
-    return python
-
-
 @pytest.fixture
 def updater_of(server: Server) -> Iterator[Callable[..., Updater]]:
     """Makes updaters, and closes them."""

@@ -151,6 +151,7 @@ class LoopRunner:
         resume: Path | None = None,
         control: app.RunControl | None = None,
         on_tick: Callable[[Path], None] = lambda _folder: None,
+        deadline_s: float = DEADLINE_S,
         on_hosts: Mapping[str, Any] = MappingProxyType({}),
         **sections: Any,
     ) -> LoopRun:
@@ -158,7 +159,7 @@ class LoopRunner:
         folder = folder or self._folder / f"run-{next(self._count)}"
         folder.mkdir(parents=True, exist_ok=True)
         control = control or app.RunControl()
-        run_id, deadline = secrets.token_hex(4), time.monotonic() + DEADLINE_S
+        run_id, deadline = secrets.token_hex(4), time.monotonic() + deadline_s
 
         def tick() -> None:
             if time.monotonic() > deadline:
@@ -191,15 +192,20 @@ def kills(actor: str, *points: str | tuple[str, int]) -> list[Fault]:
     return plan
 
 
-def assert_kept_its_promises(run: LoopRun) -> None:
-    """Check what holds of every run that succeeds, whatever died in it (I2, I3, I4, I7, I8)."""
+def assert_kept_its_promises(run: LoopRun, *, waits: bool = True) -> None:
+    """Check what holds of every run that succeeds, whatever died in it (I2, I3, I4, I7, I8).
+
+    Args:
+        run: that has ended.
+        waits: whether nobody had a reason to wait for as long as a forgotten trainer does.
+    """
     assert run.outcome.exit_code == 0, run.log
     steps, staleness = run.config.run.steps, run.config.run.max_staleness
     assert [event["step"] for event in run.history] == list(range(1, steps + 1))
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))  # I2
     assert all(int(age) <= staleness for event in run.of("step") for age in event["staleness"])  # I3
-    assert all(event["wait_s"] < PARK_S for event in run.of("step")), (
+    assert not waits or all(event["wait_s"] < PARK_S for event in run.of("step")), (
         "nobody woke who could have gone on"
     )  # I9
     assert_versions_never_go_back(run)

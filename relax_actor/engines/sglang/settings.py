@@ -102,7 +102,8 @@ def _device(settings: ServerSettings) -> list[str]:
         multicast = ["--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion"]
         return multicast if settings.tp > 1 else []
     words = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-    words += ["--grammar-backend", "none", "--disable-cuda-graph"]
+    # Without `sleep-on-idle` a server that has nothing to do takes a core from those that have.
+    words += ["--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle"]
     return [*words, "--max-total-tokens", str(CPU_KV_TOKENS), "--mem-fraction-static", "0.1"]
 
 

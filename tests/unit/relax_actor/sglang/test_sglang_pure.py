@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from relax_actor.devices import replica_groups, visible_names
+from relax_actor.engines.errors import LogitsError
 from relax_actor.engines.randomness import sample_seed
 from relax_actor.engines.sglang import states
 from relax_actor.engines.sglang.answers import Span, parse, policy_version, token_versions, unpack_routes
@@ -192,7 +193,7 @@ def test_a_request_cut_off_in_the_queue_has_no_tokens_and_nothing_about_them():
             "meta_info.output_token_logprobs",
         ),
         (
-            answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]),
+            answer(output_token_logprobs=[[-0.25, 5, None], ["odd", 6, None]]),
             "meta_info.output_token_logprobs",
         ),
         (answer(weight_versions=[{"version": "2"}]), "meta_info.weight_versions"),
@@ -202,6 +203,12 @@ def test_an_answer_that_makes_no_sample_is_refused_by_its_field(bad, field):
     with pytest.raises(PartialRolloutFormatError, match="sample 1 of group 3") as caught:
         parse(bad, KEY)
     assert (caught.value.field, caught.value.sample) == (field, KEY)
+
+
+def test_a_log_prob_that_is_not_a_number_is_the_models_fault():
+    with pytest.raises(LogitsError) as caught:
+        parse(answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]), KEY)
+    assert caught.value.rows == [1]
 
 
 def test_an_event_in_the_middle_of_a_stream_has_no_reason_to_finish():
