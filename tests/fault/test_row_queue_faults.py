@@ -87,8 +87,8 @@ def test_each_row_is_settled_once_wherever_one_dies(tmp_path, actor, where):
         assert (group["put"], group["acked"], group["dropped"]) == (ROWS, ROWS, 0)
     assert set(seen) == set(range(ROWS))
     again = sum(count - 1 for count in seen.values())
-    may_be_lost = 2 * TRAINER_ROWS * len(deaths) if actor in {"trainer", "queue"} else 0
-    assert again <= may_be_lost, "only what a death leaves unsettled is dealt again: what is in hand, and an ack"
+    unsettled = 2 * TRAINER_ROWS  # what is in hand, and what has an acknowledgement on its way
+    assert again <= (unsettled * len(deaths) if actor in {"trainer", "queue"} else 0)
 
 
 def test_rows_that_memory_has_no_room_for_are_in_files_meanwhile(tmp_path):
