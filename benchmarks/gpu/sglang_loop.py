@@ -98,7 +98,7 @@ def same(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             replicas=2 if ON_GPU else 1,
             spares=0,
             run={"steps": 8, "max_staleness": 0},
-            rollout={"deterministic": True, "update_mode": "abort"},
+            rollout={"deterministic": ON_GPU, "update_mode": "abort"},
             train={"learning_rate": 1e-5},
         )
         run.go(Killer(run, plan if ON_GPU else plan[:1], others=0, pause_s=0.0), to_the_end=True)
@@ -128,6 +128,7 @@ class Run:
         **sections: Any,
     ) -> None:
         self.folder, self.replicas = folder / name, replicas
+        self.servers = replicas + spares if spares else 0
         self.folder.mkdir()
         self.args, self.control = args, app.RunControl()
         self.config = config_of(folder, self.folder, args.chunk_tokens, (replicas, spares), sections)
@@ -261,6 +262,8 @@ class Killer:
         if not self._plan or now < self._next_at or now - self._looked < 0.2:
             return
         self._looked = now
+        if len(self._run.of("engine_started")) < len(self.kills) + self._run.servers:
+            return  # a server that is to take over is still starting
         kind, replica = self._plan[0]
         name, active = f"rollout/{replica}", self._active()
         busy = self._under_way()
