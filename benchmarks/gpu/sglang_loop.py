@@ -395,7 +395,7 @@ def config_of(
 
 
 def server_words() -> tuple[str, ...]:
-    """Return the words for servers; what one takes of a GPU that several share may not depend on the others."""
+    """Return the words for servers; what one takes of a GPU that several share is fixed."""
     words: tuple[str, ...] = server_options()["sglang_args"]
     return (*words, "--max-total-tokens", "65536") if ON_GPU else words
 

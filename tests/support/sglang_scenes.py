@@ -1,7 +1,7 @@
 """Models and servers for tests and benchmarks of the engine `sglang`, on GPUs or rehearsed on a CPU.
 
 Where SGLang is comes from the environment: RELAX_ACTOR_SGLANG_PYTHON (the interpreter), _ARGS (more words for
-the server) and _ENV (JSON, added to its environment).
+the server), _ENV (JSON, added to its environment) and _QUICK (0: a plain start).
 """
 
 import importlib.util
@@ -40,6 +40,7 @@ def server_options() -> dict[str, Any]:
         "sglang_python": python(),
         "sglang_args": tuple(shlex.split(os.environ.get("RELAX_ACTOR_SGLANG_ARGS", ""))),
         "sglang_env": json.loads(os.environ.get("RELAX_ACTOR_SGLANG_ENV", "{}")),
+        "sglang_quick_start": os.environ.get("RELAX_ACTOR_SGLANG_QUICK", "1") == "1",
     }
 
 
@@ -136,6 +137,7 @@ def start_engine(folder: Path, log: Path, *, told: Told | None = None, gpu: str 
         stream_tokens=stream,
         args=rollout["sglang_args"],
         env=rollout["sglang_env"],
+        quick_start=rollout["sglang_quick_start"],
     )
     device = f"cuda:{gpu}" if on_gpu else "cpu"
     placement = WeightPlacement(device=device, server_devices=(device,), ranks=1)
