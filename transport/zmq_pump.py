@@ -90,7 +90,7 @@ class Pump:
         self._socket.close(linger=0)
 
     def _woken(self) -> None:
-        if not self._drain_is_due:  # else two would be due from here on, and more with each wake-up of a flood
+        if not self._drain_is_due:  # else two would be due from now on, and a flood wakes often
             self._drain()
 
     def _schedule(self) -> None:
