@@ -487,6 +487,8 @@ def test_an_interpreter_without_sglang_is_named(config, tmp_path):
         (2, {"rollout__tensor_parallel": 4}, "is 4, and this machine has 2 GPUs"),
         (3, {"rollout__spares": 1}, ""),
         (3, {"rollout__spares": 1, "rollout__replicas": 2}, "there is room for 0 beside 2 replicas"),
+        (2, {"rollout__spares": 2, "rollout__device": "cuda:1"}, ""),
+        (2, {"rollout__deterministic": True, "rollout__chunk_tokens": 8}, "does not go on with a sample"),
     ],
 )
 def test_gpus_that_are_not_there_are_named(config, monkeypatch, gpus, values, says):
