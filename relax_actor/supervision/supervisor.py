@@ -28,15 +28,17 @@ from relax_actor.ids import Holder
 from relax_actor.node import remains
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision import events
+from relax_actor.supervision.caretaker import Caretaker
 from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
-from relax_actor.supervision.fleet import FAN_OUT, Fleet
+from relax_actor.supervision.fleet import Fleet
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
+from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
@@ -133,6 +135,11 @@ class Supervisor:
             space=ShmSpace(self.run_id, self._shm_root),
         )
         self._courier.start()
+        self._caretaker = (
+            Caretaker(self._socket_dir, ShmSpace(self.run_id, self._shm_root), config.epoch)
+            if all(host.prefix for host in self._hosts)
+            else None
+        )
         self._open = True
         self._courier.run_soon(self._shell.start, self._courier)
         return self
@@ -217,6 +224,8 @@ class Supervisor:
         self._courier.stop()
         ShmSpace(self.run_id, self._shm_root).sweep()  # where no agent is on this host, nobody else does
         shutil.rmtree(self._socket_dir, ignore_errors=True)
+        if self._caretaker is not None:
+            self._caretaker.close()
         os.close(self._claim)
 
     def _close_shell(self, done: threading.Event) -> None:
