@@ -32,7 +32,7 @@ class Launched:
         """Return the events of a kind so far."""
         return [event for event in read_events(self.folder / "events.jsonl")[0] if event["kind"] == kind]
 
-    def await_event(self, kind: str, timeout_s: float = 60.0, **fields: object) -> None:
+    def await_event(self, kind: str, timeout_s: float = 120.0, **fields: object) -> None:
         """Return once there is an event of a kind with these fields; fail if the launch ends before."""
 
         def is_there() -> bool:
@@ -45,7 +45,7 @@ class Launched:
         """Return what it has printed."""
         return (self.folder.parent / "out").read_text()
 
-    def ended(self, timeout_s: float = 90.0) -> int:
+    def ended(self, timeout_s: float = 120.0) -> int:
         """Wait for its end and return its exit code."""
         return self.process.wait(timeout_s)
 
