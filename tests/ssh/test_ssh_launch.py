@@ -29,6 +29,7 @@ def test_a_model_learns_over_several_hosts_and_the_head_alone_tells_of_it(start,
         rollout={"engine": "transformers", "replicas": count},
     )
     family, ports = await_every_host(launched, hosts[:count])
+    launched.await_event("child_ready", child=f"rollout/{count - 1}")
     shown = [launched.seen(*words) for words in (("ps",), ("status",))]
     assert launched.ended() == 0, launched.output()
     await_nothing(launched.run_id, family)
