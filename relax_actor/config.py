@@ -109,6 +109,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Words for the end of the server's command line, where they win."""
     sglang_env: dict[str, str] = {}
     """Added to the server's environment."""
+    sglang_quick_start: bool = True
+    """Start servers with one import of SGLang for all their processes; false is SGLang's own way."""
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

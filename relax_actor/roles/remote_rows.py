@@ -67,16 +67,25 @@ class RemoteRows:
         if not rows:
             return []
         layout, nbytes = layout_of(rows)
+        name, room = self.room(max(1, nbytes))
+        return [
+            {key: written_at(room, name, offsets[key], array) for key, array in row.items()}
+            for row, offsets in zip(rows, layout, strict=True)
+        ]
+
+    def room(self, nbytes: int) -> tuple[str, memoryview]:
+        """Return the name and the memory of a new parcel, to be written and then handed over.
+
+        Raises:
+            ParcelTooLargeError: it is too much for one.
+        """
         if nbytes > PARCEL_BYTES:
             raise ParcelTooLargeError(nbytes)
         number = next(self._numbers)
         name = str(SegmentName(self._run_id, self._holder.name, self._holder.incarnation, f"parcel{number}"))
-        data = np.zeros(max(1, nbytes), np.uint8)
+        data = np.zeros(nbytes, np.uint8)
         self._parcels[name] = number, data
-        return [
-            {key: written_at(data.data, name, offsets[key], array) for key, array in row.items()}
-            for row, offsets in zip(rows, layout, strict=True)
-        ]
+        return name, data.data
 
     def hand_over(self, records: Sequence[Record], *, again: bool = False) -> "Carried[Record]":
         """Send the parcels that records refer to; see `Rows`."""
@@ -123,7 +132,12 @@ class Carried(Generic[Record]):
 
     def done(self) -> bool:
         """See `HandOver`."""
-        return all(reply.done() for replies in self._replies.values() for reply in replies)
+        return self.missing() is None
+
+    def missing(self) -> Reply[Docked | None] | None:
+        """Return an answer that is not there yet, if any."""
+        replies = (reply for replies in self._replies.values() for reply in replies)
+        return next((reply for reply in replies if not reply.done()), None)
 
     def failure(self) -> str:
         """See `HandOver`.
@@ -172,7 +186,7 @@ class Fetching:
         Raises:
             RemoteError: the dock refuses, such as a reference that is wrong.
         """
-        if not all(reply.done() for _, reply in self._asked):
+        if self.missing() is not None:
             return False
         lost = [request for request, reply in self._asked if _is_lost(reply)]
         if lost:
@@ -181,6 +195,10 @@ class Fetching:
             return False
         self._keep()
         return True
+
+    def missing(self) -> Reply[list[Any]] | None:
+        """Return an answer that is not there yet, if any."""
+        return next((reply for _, reply in self._asked if not reply.done()), None)
 
     def _ask(self, request: list[RowSlice]) -> tuple[list[RowSlice], Reply[list[Any]]]:
         return request, self._dock.ask(RowDock.give, request)

@@ -87,6 +87,7 @@ def server_settings(
         args=rollout.sglang_args,
         env=rollout.sglang_env,
         keep_fds=keep_fds,
+        quick_start=rollout.sglang_quick_start,
     )
 
 

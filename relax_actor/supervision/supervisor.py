@@ -139,6 +139,7 @@ class Supervisor:
         return self
 
     def _node_config(self, head: Address, keys: CurveKeys | None) -> NodeConfig:
+        self._epoch = next_epoch(self.run_dir)
         return NodeConfig(
             run_id=self.run_id,
             run_dir=str(self.run_dir),
@@ -148,7 +149,7 @@ class Supervisor:
             shm_root=self._shm_root,
             zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
             path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-            epoch=next_epoch(self.run_dir),
+            epoch=self._epoch,
             keys=keys.to_bytes() if keys else b"",
             lease=self._lease,
             join_timeout_s=self._join_timeout_s,
@@ -308,6 +309,22 @@ class Supervisor:
     def homeless(self) -> Mapping[str, str]:
         """The actors that wait for a host, with the host and why it is away."""
         return self._shell.homeless.why
+
+    @property
+    def host(self) -> str:
+        """The name of this process's own host in the tree; empty where no actor runs on it."""
+        return next((host.name for host in self._hosts if not host.prefix), "")
+
+    @property
+    def shm_root(self) -> str:
+        """The folder of this host's shared-memory segments."""
+        roots = (host.shm_root for host in self._hosts if not host.prefix)
+        return next(roots, "") or self._shm_root
+
+    @property
+    def incarnation(self) -> int:
+        """How many supervisors have run in this run folder, this one included; known once it is started."""
+        return self._epoch
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""

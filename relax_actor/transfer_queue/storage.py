@@ -132,6 +132,10 @@ class RowReader:
             raise RowRefError(ref, f"not within its {len(memory)} bytes")
         return np.ndarray(ref.shape, dtype, buffer=memory, offset=ref.offset)
 
+    def trim(self) -> None:
+        """Unmap what nobody can find any more."""
+        self._mappings.trim()
+
     def close(self) -> None:
         """Unmap everything; views stay valid. Idempotent."""
         self._mappings.close()

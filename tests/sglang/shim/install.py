@@ -13,7 +13,7 @@ HERE = Path(__file__).resolve().parent
 NEEDED = """
 import sglang.launch_server
 import sglang.srt.entrypoints.http_server
-import sglang_small_models.dense, sglang_small_models.experts
+import sglang.srt.models.qwen3, sglang.srt.models.qwen3_moe
 import sglang.version, torch
 print(f"SGLang {sglang.version.__version__} on torch {torch.__version__}")
 """

@@ -14,7 +14,7 @@ from relax_actor.engines.sglang import states
 from relax_actor.engines.sglang.answers import Span, parse, policy_version, token_versions, unpack_routes
 from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import capabilities, version_of
-from relax_actor.engines.sglang.settings import Ports, ServerSettings, command, environment
+from relax_actor.engines.sglang.settings import QUICK_START, Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.states import TABLE, EngineState, EngineTrigger, IllegalEngineMoveError
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
@@ -61,7 +61,9 @@ def value(words, name):
 
 def test_a_server_gets_its_ports_and_starts_without_weights_and_tokenizer():
     words = command(settings(), PORTS)
-    assert words[:3] == ["/py", "-m", "sglang.launch_server"]
+    assert words[:2] == ["/py", str(QUICK_START)]
+    plain = command(settings(quick_start=False), PORTS)
+    assert plain == ["/py", "-m", "sglang.launch_server", *words[2:]]
     assert value(words, "--port") == "7001"
     assert value(words, "--nccl-port") == "7002"
     assert (value(words, "--load-format"), value(words, "--weight-version")) == ("dummy", "uninit")
@@ -122,6 +124,13 @@ def test_the_mark_of_the_actor_is_passed_on_and_our_module_path_only_to_our_own_
     other = environment(settings(), own, own_python="/other")
     assert "PYTHONPATH" not in other
     assert other["RELAX_ACTOR_MARK"] == "r/a/1"
+
+
+def test_a_quick_start_keeps_compiled_modules_unless_the_user_says_otherwise():
+    own, name = {"PYTHONDONTWRITEBYTECODE": "1"}, "PYTHONDONTWRITEBYTECODE"
+    assert name not in environment(settings(), own, own_python="/py")
+    assert environment(settings(env=own), own, own_python="/py")[name] == "1"
+    assert environment(settings(quick_start=False), own, own_python="/py")[name] == "1"
 
 
 @pytest.mark.parametrize(
