@@ -20,9 +20,9 @@ from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
 from relax_actor.roles import verdict
-from relax_actor.supervision.fleet import FAN_OUT
 from relax_actor.supervision.hosts import Host
 from relax_actor.supervision.spec import Backoff, ChildSpec, Elastic, Intensity, RestartType, SupervisorSpec
+from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
 from relax_actor.transfer_queue.memory import remove_spilled

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import secrets
-import shutil
 import sys
 import tempfile
 import threading
@@ -25,23 +24,23 @@ from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
-from relax_actor.node import remains
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision import events
 from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
-from relax_actor.supervision.fleet import FAN_OUT, Fleet
+from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.foothold import Foothold
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
+from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
 from transport.security import CurveKeys
-from transport.shm import ShmSpace
 
 A = TypeVar("A", bound=Actor)
 log = logging.getLogger(__name__)
@@ -110,8 +109,8 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
-        head = Address.ipc(self._socket_dir / "head")
+        self._foothold = Foothold(self.run_id, self._shm_root)
+        head = Address.ipc(self._foothold.folder / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
         self._policy = TreePolicy(
@@ -130,9 +129,11 @@ class Supervisor:
             on_record=self._shell.heard,
             remote=Address.tcp(self._address) if self._address else None,
             keys=keys,
-            space=ShmSpace(self.run_id, self._shm_root),
+            space=self._foothold.space,
         )
         self._courier.start()
+        if all(host.prefix for host in self._hosts):
+            self._foothold.keep_clear(config.epoch)
         self._open = True
         self._courier.run_soon(self._shell.start, self._courier)
         return self
@@ -216,9 +217,7 @@ class Supervisor:
         self._courier.run_soon(self._close_shell, done)
         done.wait()
         self._courier.stop()
-        ShmSpace(self.run_id, self._shm_root).sweep()  # where no agent is on this host, nobody else does
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
-        os.close(self._claim)
+        self._foothold.leave()
 
     def _close_shell(self, done: threading.Event) -> None:
         try:
@@ -335,7 +334,7 @@ class Supervisor:
     @property
     def homeless(self) -> Mapping[str, str]:
         """The actors that wait for a host, with the host and why it is away."""
-        return self._shell.homeless
+        return self._shell.homeless.why
 
     @property
     def host(self) -> str:

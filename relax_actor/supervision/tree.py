@@ -7,7 +7,7 @@ What the shell adds is telling every actor who is up and who is gone (`directory
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.directory import Directory, identity_of
 from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.homeless import Homeless
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
@@ -72,7 +73,7 @@ class TreeShell:
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
         self.is_ready = False
-        self.homeless: Mapping[str, str] = {}  # replaced, never changed: any thread may look
+        self.homeless = Homeless()
 
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
@@ -214,7 +215,7 @@ class TreeShell:
 
     def _gone(self, name: str, incarnation: int, how: events.Exit, doing: str = "", last: str = "") -> None:
         lag_s = self._fleet.lag_s((name, incarnation))
-        self._has_no_need_of_a_host(name)
+        self.homeless.settle(name)
         pid = self._roster.gone((name, incarnation))
         self._fleet.gone((name, incarnation))
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
@@ -280,18 +281,14 @@ class TreeShell:
             self._found_host(key)
 
         if absence := self._fleet.absence(home.host):
-            self.homeless = {**self.homeless, key[0]: f"{home.host}: {absence}"}
+            self.homeless.wait(key[0], home.host, absence)
             waits = events.AwaitsHost(name=key[0], incarnation=key[1], host=home.host)
             self._courier.loop.call_soon(self.handle, waits)
         self._fleet.when_joined(key, spawn)
 
     def _found_host(self, key: Key) -> None:
-        if key[0] in self.homeless:
-            self._has_no_need_of_a_host(key[0])
+        if self.homeless.settle(key[0]):
             self._courier.loop.call_soon(self.handle, events.HostFound(name=key[0], incarnation=key[1]))
-
-    def _has_no_need_of_a_host(self, name: str) -> None:
-        self.homeless = {other: why for other, why in self.homeless.items() if other != name}
 
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
