@@ -119,9 +119,10 @@ class Fleet:
         return Home(host=host, devices=spec.devices)
 
     def absence(self, host: str) -> str:
-        """Return why a host is not there, or nothing where it is."""
+        """Return why a host is not there, or nothing where it is, or will be at once."""
         site = self._sites[host]
-        return "" if site.joined else site.lost or "it has not joined"
+        is_on_its_way = not site.is_remote and not site.rejoins  # the head's own host has lost its agent only
+        return "" if site.joined or is_on_its_way else site.lost or "it has not joined"
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
         """Run `action` once the host of `key` has joined: now, or when it comes back."""
