@@ -92,8 +92,8 @@ class Producer(Actor):
         return time.perf_counter() - started, time.process_time() - worked
 
     def _tell(self, handed: Any) -> Any:
-        for reply in [reply for replies in handed._replies.values() for reply in replies]:  # noqa: SLF001 - waits, which no role may
-            reply.exception()
+        while (berth := handed.missing()) is not None:
+            berth.exception()
         if failure := handed.failure():
             raise RuntimeError(failure)
         return self._sink.ask(Sink.take, handed.records())
