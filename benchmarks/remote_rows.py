@@ -57,7 +57,8 @@ class Sink(Actor):
     @endpoint
     def take(self, refs: list[TensorRef]) -> float:
         """Return a sum over all arrays; what they are in is freed."""
-        total = float(sum(int(self._reader.read(ref)[-1]) for ref in refs))
+        arrays = [self._reader.read(ref) for ref in refs]  # all at once, as a trainer has its batch
+        total = float(sum(int(array[-1]) for array in arrays))
         for segment in {ref.segment for ref in refs}:
             self._space.unlink(segment)
         return total
