@@ -1,9 +1,9 @@
 """A peer's end of its row link with a dock: sends parcels, asks for rows, and says what became of both.
 
-Two threads: one sends, straight from where a parcel lies, another receives, straight to where a row belongs; so
-neither end ever waits for the other to listen. What is asked for overtakes parcels between two of their
-parts. The link is opened when there is something to send, and kept. When it breaks, all that was on its way fails; what was not yet sent
-goes by the next link. Whoever handed it over hands it over again.
+Two threads: one sends, straight from where a parcel lies, another receives, straight to where a row belongs;
+so neither end ever waits for the other to listen. What is asked for overtakes parcels between two of their
+parts. The link is opened when there is something to send, and kept. When it breaks, all that was on its way
+fails, and whoever handed it over hands it over again; what was not sent yet goes by the next link.
 """
 
 import itertools
@@ -123,12 +123,19 @@ class Carrier:
     def _add(self, queue: deque[_Job], job: _Job) -> Future[Any]:
         job.future.set_running_or_notify_cancel()  # it ends by itself: nobody cancels it
         with self._changed:
-            queue.append(job)
-            if self._sender is None:
-                self._sender = threading.Thread(target=self._run, name="row-sender", daemon=True)
-                self._sender.start()
-            self._changed.notify()
+            is_closed = self._is_closed
+            if not is_closed:
+                queue.append(job)
+                self._start()
+                self._changed.notify()
+        if is_closed:
+            self._fail([job], RowLinkError(self._dock, "was closed"))
         return job.future
+
+    def _start(self) -> None:
+        if self._sender is None:
+            self._sender = threading.Thread(target=self._run, name="row-sender", daemon=True)
+            self._sender.start()
 
     def _run(self) -> None:
         while self._has_work():

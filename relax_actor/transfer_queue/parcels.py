@@ -1,8 +1,8 @@
 """Rows on their way between hosts: what is said of them, and how they are cut. Pure.
 
-A *parcel* is all arrays of one put, side by side as they will lie in memory. It travels in parts, so that what
-is asked for in between need not wait for all of it. Both ends keep one stream; up is towards the dock, and
-every answer bears the number of what it answers. Records grow at the end only.
+A *parcel* is all arrays of one put, side by side as they will lie in memory. It travels in parts, so that
+what is asked for in between need not wait for all of it. Both ends keep one stream; up is towards the dock,
+and every answer bears the number of what it answers. Records grow at the end only.
 """
 
 import math
