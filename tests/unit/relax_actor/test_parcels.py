@@ -545,7 +545,7 @@ def test_large_arrays_are_fetched_in_slices(space, remote, docks, monkeypatch):
 
 def test_what_is_asked_for_overtakes_a_parcel(space, remote, docks, monkeypatch):
     """Between two of its parts."""
-    monkeypatch.setattr(carrying, "spans", lambda nbytes: spans(nbytes, 100))
+    monkeypatch.setattr(carrying, "spans", lambda nbytes: spans(nbytes, 200_000))
     (row,) = RowWriter(space, Holder("prompts", 1)).write([{"a": np.arange(4, dtype=np.int32)}])
     is_asked, order = threading.Event(), []
 
@@ -580,7 +580,7 @@ def test_what_a_dead_dock_did_not_give_is_asked_for_again(space, remote, docks):
     docks.errors = [DIED]
     fetched(remote, [row["a"]])
     assert remote.read(row["a"]).tolist() == [0, 1, 2, 3]
-    wrong = TensorRef(row["a"].segment, 0, "int32", (10**9,))
+    wrong = TensorRef(row["a"].segment, 0, "int32", (10**6,))
     arrival = remote.fetch([wrong])
     eventually(lambda: arrival.missing() is None)
     with pytest.raises(RemoteError):
