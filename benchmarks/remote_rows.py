@@ -4,8 +4,9 @@
 
 Both hosts are this machine: two node agents, loopback, nothing shared. A round is, in turn, raw TCP (one
 process writes the same bytes to another, which reads them into one buffer) and the way of rows: written and
-handed over by the producer, stored by the dock, read once by a sink that then frees them. Rows travel
-encrypted; raw TCP does not.
+handed over by the producer, stored by the dock, read once by a sink that then frees them. Beside the time it
+is measured what processor time all processes take together for a byte, by either way: of that a busy machine
+changes less.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from common import spread, write
 
 from relax_actor import Actor, ChildSpec, Supervisor, SupervisorSpec, endpoint
@@ -35,15 +37,17 @@ ADDRESS = "127.0.0.1"
 WINDOW = 4
 """Puts on their way at once."""
 
-KINDS = {"text": (32, 512, 300), "media_10mb": (1, 833_333, 20)}
+KINDS = {"text": (32, 512, 1000), "media_10mb": (1, 833_333, 60)}
 """Rows a put, tokens a row (12 bytes each: token, log-prob, version), puts a round."""
 
 SENDER = """
-import socket, sys
+import socket, sys, time
 data = memoryview(bytearray(int(sys.argv[2])))
 with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as out:
+    began = time.process_time()
     for _ in range(int(sys.argv[3])):
         out.sendall(data)
+print(time.process_time() - began)
 """
 
 
@@ -57,7 +61,8 @@ class Sink(Actor):
     @endpoint
     def take(self, refs: list[TensorRef]) -> float:
         """Return a sum over all arrays; what they are in is freed."""
-        total = float(sum(int(self._reader.read(ref)[-1]) for ref in refs))
+        arrays = [self._reader.read(ref) for ref in refs]  # all at once, as a trainer has its batch
+        total = float(sum(int(array[-1]) for array in arrays))
         for segment in {ref.segment for ref in refs}:
             self._space.unlink(segment)
         return total
@@ -92,27 +97,36 @@ class Producer(Actor):
         return time.perf_counter() - started, time.process_time() - worked
 
     def _tell(self, handed: Any) -> Any:
-        for reply in [reply for replies in handed._replies.values() for reply in replies]:  # noqa: SLF001 - waits, which no role may
-            reply.exception()
+        while (berth := handed.missing()) is not None:
+            berth.exception()
         if failure := handed.failure():
             raise RuntimeError(failure)
         return self._sink.ask(Sink.take, handed.records())
 
 
-def raw_tcp(nbytes: int, messages: int) -> float:
-    """Return the seconds that the same bytes take from one process to another."""
+def raw_tcp(nbytes: int, messages: int) -> tuple[float, float]:
+    """Return the seconds that the same bytes take from one process to another, and processor seconds."""
     buffer = memoryview(bytearray(nbytes))
     with socket.create_server(("127.0.0.1", 0)) as server:
         argv = [sys.executable, "-c", SENDER, str(server.getsockname()[1]), str(nbytes), str(messages)]
-        with subprocess.Popen(argv) as sender, server.accept()[0] as connection:
-            started, got = time.perf_counter(), 0
+        with (
+            subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as sender,
+            server.accept()[0] as connection,
+        ):
+            started, worked, got = time.perf_counter(), time.process_time(), 0
             while got < nbytes * messages:
                 at = got % nbytes
                 got += connection.recv_into(buffer[at:])
-            took = time.perf_counter() - started
+            took, worked = time.perf_counter() - started, time.process_time() - worked
+            sent_s = float(sender.communicate()[0])
         if sender.returncode:
             raise RuntimeError("the sender failed")
-    return took
+    return took, worked + sent_s
+
+
+def cpu_s() -> float:
+    """Return the processor seconds of all processes of the tree but this one, so far."""
+    return sum(sum(each.cpu_times()[:2]) for each in psutil.Process().children(recursive=True))
 
 
 def measure(rounds: int, memory: Path) -> dict[str, Any]:
@@ -136,10 +150,14 @@ def _rounds(tree: Supervisor, rounds: int, rows: int, tokens: int, puts: int) ->
     nbytes = rows * tokens * 12
     producer.ask(Producer.produce, rows, tokens, WINDOW).result()  # warm memory
     before = dock.ask(RowDock.status).result().taken_bytes
-    raw_mb_s, mb_s, rows_s, cpu_us = [], [], [], []
+    raw_mb_s, mb_s, rows_s, cpu_us, raw_cpu_s, all_cpu_s = [], [], [], [], [], []
     for _ in range(rounds):
-        raw_mb_s.append(nbytes * puts / raw_tcp(nbytes, puts) / 1e6)
+        raw_took, raw_worked = raw_tcp(nbytes, puts)
+        raw_mb_s.append(nbytes * puts / raw_took / 1e6)
+        raw_cpu_s.append(raw_worked / (nbytes * puts) * 1e9)
+        began = cpu_s()
         took, worked = producer.ask(Producer.produce, rows, tokens, puts).result()
+        all_cpu_s.append((cpu_s() - began) / (nbytes * puts) * 1e9)
         mb_s.append(nbytes * puts / took / 1e6)
         rows_s.append(rows * puts / took)
         cpu_us.append(worked / (rows * puts) * 1e6)
@@ -152,6 +170,8 @@ def _rounds(tree: Supervisor, rounds: int, rows: int, tokens: int, puts: int) ->
         "raw_tcp_mb_per_s": spread(raw_mb_s),
         "of_raw_tcp_frac": spread([ours / raw for ours, raw in zip(mb_s, raw_mb_s, strict=True)]),
         "producer_cpu_us_a_row": spread(cpu_us),
+        "cpu_s_a_gb": spread(all_cpu_s),
+        "raw_tcp_cpu_s_a_gb": spread(raw_cpu_s),
         "bytes_sent_a_byte": round(taken / (nbytes * puts * rounds), 4),
     }
 

@@ -3,8 +3,9 @@
 A plan is a list of `Fault`s in the environment variable `RELAX_ACTOR_FAULTS` (JSON). Without one,
 `point` costs a dictionary look-up in an empty dictionary. Points so far, in the order of a group's life:
 leased, submitted, first_token, finished, chunk_written, chunk_sent, tensors_written, ready_sent; of rows
-that travel parcel_sent (by the producer), parcel_written and parcel_docked (by the dock, without and with
-a name), rows_given (read for another host, not sent);
+that travel parcel_sent (by the producer), part_taken (by the dock, which awaits more of the parcel),
+parcel_written and parcel_docked (by the dock, without and with a name), rows_given (read for another host,
+not sent);
 rewarding, reward_sent, batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged,
 verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);

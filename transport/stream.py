@@ -11,11 +11,14 @@ Every wait has a deadline, counted from the last byte that moved.
 
 import contextlib
 import errno
+import itertools
 import secrets
+import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
@@ -33,6 +36,9 @@ MAX_STRANGERS: Final = 64
 """Connections that have brought no ticket yet; further ones are closed."""
 
 MAX_RECORD_BYTES: Final = 256 << 20
+
+MAX_VIEWS: Final = 1024
+"""What one system call takes (IOV_MAX of Linux)."""
 
 _HEAD: Final = struct.Struct("<IQ")  # bytes of the record, bytes of the payload
 _TIMED_OUT: Final = (errno.EAGAIN, errno.EWOULDBLOCK)
@@ -92,17 +98,25 @@ class Stream:
         """Return a descriptor that is readable while there is something to `receive`."""
         return self._connection.fileno()
 
-    def send(self, record: bytes, payload: memoryview | None = None) -> None:
-        """Send one frame.
+    def is_spoken_to(self, timeout_s: float | None) -> bool:
+        """Wait until there is something to `receive`, the end of the stream included; None waits for ever."""
+        waits = select.poll()
+        waits.register(self._connection.fileno(), select.POLLIN)
+        return bool(waits.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def send(self, record: bytes, *payload: memoryview) -> None:
+        """Send one frame, straight from where its payload lies.
+
+        Args:
+            record: what is said.
+            payload: views of bytes, one after the other.
 
         Raises:
             StreamTimeoutError: the other end takes nothing.
             StreamError: it is gone, or this end is closed.
         """
-        payload_bytes = payload.nbytes if payload is not None else 0
-        self._send_all(memoryview(_HEAD.pack(len(record), payload_bytes) + record))
-        if payload is not None:
-            self._send_all(payload)
+        head = _HEAD.pack(len(record), sum(view.nbytes for view in payload)) + record
+        self._send_all(memoryview(head), *payload)
 
     def receive(self) -> tuple[bytes, int]:
         """Wait for a frame; return its record, and how many bytes `receive_into` has to take next.
@@ -151,13 +165,17 @@ class Stream:
     ) -> None:
         self.close()
 
-    def _send_all(self, data: memoryview) -> None:
-        done = 0
-        while done < len(data):
+    def _send_all(self, *data: memoryview) -> None:
+        left = deque(data)
+        while left:
             try:
-                done += self._connection.send(data[done:])
+                sent = self._connection.sendmsg(itertools.islice(left, MAX_VIEWS))
             except OSError as error:
                 raise self._failure(error, "took nothing") from error
+            while left and sent >= len(left[0]):
+                sent -= len(left.popleft())
+            if sent:
+                left[0] = left[0][sent:]
 
     def _receive_exactly(self, nbytes: int) -> bytes:
         data = bytearray(nbytes)

@@ -3,35 +3,42 @@
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Final, Generic
 
 import numpy as np
 import numpy.typing as npt
 
-from relax_actor.actor import Ref, Reply
+from relax_actor.actor import Ref
 from relax_actor.errors import RemoteError
-from relax_actor.faults import point
 from relax_actor.ids import Holder
 from relax_actor.protocol import TensorRef
 from relax_actor.roles.dock import RowDock
+from relax_actor.transfer_queue.carrying import BROKEN, STALL_S, Carrier
+from relax_actor.transfer_queue.dock import Berth
 from relax_actor.transfer_queue.parcels import (
     PARCEL_BYTES,
-    Docked,
     ParcelTooLargeError,
     RowSlice,
-    assembled,
-    parts_of,
+    array_bytes,
     requests_for,
 )
 from relax_actor.transfer_queue.storage import Record, layout_of, renamed, segments_of, written_at
+from transport.address import Address
 from transport.segment import SegmentName
 from transport.shm import SegmentMissingError, SegmentSpaceError
+from transport.stream import Stream
 
 CACHED_BYTES: Final = 64 << 20
 """Fetched rows that are kept for when they are leased again."""
 
 CROWDED_BYTES: Final = 64 << 20
 """With more than this on its way a producer makes no further rows."""
+
+KEPT_BYTES: Final = CROWDED_BYTES
+"""Memory of parcels that are there already, kept for the next ones."""
+
+_numbers = itertools.count(1)  # of parcels and links: no two of one incarnation are alike
 
 
 class RemoteRows:
@@ -42,14 +49,21 @@ class RemoteRows:
         holder: who writes.
         run_id: of the run.
         cached_bytes: of fetched rows to keep.
+        wake: called in another thread when something has arrived, here or there.
     """
 
     def __init__(
-        self, dock: Ref[RowDock], holder: Holder, run_id: str, cached_bytes: int = CACHED_BYTES
+        self,
+        dock: Ref[RowDock],
+        holder: Holder,
+        run_id: str,
+        cached_bytes: int = CACHED_BYTES,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self._dock, self._holder, self._run_id = dock, holder, run_id
-        self._numbers = itertools.count(1)
+        self._holder, self._run_id = holder, run_id
+        self._carrier = Carrier("the dock", _dialled(dock, holder), wake)
         self._parcels: dict[str, tuple[int, npt.NDArray[np.uint8]]] = {}
+        self._memory = _Memory(KEPT_BYTES)
         self._fetched = _Cache(cached_bytes)
 
     @property
@@ -76,41 +90,43 @@ class RemoteRows:
     def room(self, nbytes: int) -> tuple[str, memoryview]:
         """Return the name and the memory of a new parcel, to be written and then handed over.
 
+        The memory is another parcel's as soon as it is known that this one is there.
+
         Raises:
             ParcelTooLargeError: it is too much for one.
         """
         if nbytes > PARCEL_BYTES:
             raise ParcelTooLargeError(nbytes)
-        number = next(self._numbers)
+        number = next(_numbers)
         name = str(SegmentName(self._run_id, self._holder.name, self._holder.incarnation, f"parcel{number}"))
-        data = np.zeros(nbytes, np.uint8)
+        data = self._memory.take(nbytes)
         self._parcels[name] = number, data
         return name, data.data
 
     def hand_over(self, records: Sequence[Record], *, again: bool = False) -> "Carried[Record]":
         """Send the parcels that records refer to; see `Rows`."""
         names = dict.fromkeys(name for record in records for name in segments_of(record))
-        replies = {name: self._send(name, again=again) for name in names}
-        point("parcel_sent")
-        return Carried(records, replies, self._landed)
+        berths = {name: self._send(name, again=again) for name in names}
+        return Carried(records, berths, self._landed)
 
     def fetch(self, refs: Sequence[TensorRef]) -> "Fetching":
         """Ask for what is not here; see `Rows`."""
-        return Fetching(self._dock, refs, self._fetched)
+        return Fetching(self._carrier, refs, self._fetched)
 
     def read(self, ref: TensorRef) -> npt.NDArray[Any]:
         """See `Rows`."""
         return self._fetched[ref]
 
-    def _send(self, name: str, *, again: bool) -> list[Reply[Docked | None]]:
+    def close(self) -> None:
+        """End the link to the dock; what is on its way fails."""
+        self._carrier.close()
+
+    def _send(self, name: str, *, again: bool) -> "Future[Berth]":
         number, data = self._parcels[name]
-        return [
-            self._dock.ask(RowDock.take, self._holder, part)
-            for part in parts_of(number, data, is_repeated=again)
-        ]
+        return self._carrier.send(number, data.data, is_repeated=again)
 
     def _landed(self, name: str) -> None:
-        del self._parcels[name]
+        self._memory.give_back(self._parcels.pop(name)[1])
 
 
 class Carried(Generic[Record]):
@@ -118,26 +134,25 @@ class Carried(Generic[Record]):
 
     Args:
         sent: the records that refer to them.
-        replies: of each parcel, by the name it was written under, the answers to its parts.
+        berths: of each parcel, by the name it was written under, where it will lie.
         landed: told of each parcel that is there.
     """
 
     def __init__(
         self,
         sent: Sequence[Record],
-        replies: Mapping[str, Sequence[Reply[Docked | None]]],
+        berths: Mapping[str, "Future[Berth]"],
         landed: Callable[[str], None],
     ) -> None:
-        self.sent, self._replies, self._on_landed = sent, replies, landed
+        self.sent, self._berths, self._on_landed = sent, berths, landed
 
     def done(self) -> bool:
         """See `HandOver`."""
         return self.missing() is None
 
-    def missing(self) -> Reply[Docked | None] | None:
+    def missing(self) -> "Future[Berth] | None":
         """Return an answer that is not there yet, if any."""
-        replies = (reply for replies in self._replies.values() for reply in replies)
-        return next((reply for reply in replies if not reply.done()), None)
+        return next((berth for berth in self._berths.values() if not berth.done()), None)
 
     def failure(self) -> str:
         """See `HandOver`.
@@ -145,40 +160,38 @@ class Carried(Generic[Record]):
         Raises:
             RemoteError: the dock refuses, for another reason than a full memory.
         """
-        errors = [reply.exception() for replies in self._replies.values() for reply in replies]
-        for error in filter(None, errors):
-            if isinstance(error, RemoteError) and error.type_name != SegmentSpaceError.__name__:
+        errors = [error for berth in self._berths.values() if (error := berth.exception()) is not None]
+        for error in errors:
+            if not is_worth_another_try(error):
                 raise error
-        failed = next(filter(None, errors), None)
-        if failed is not None:
-            return str(failed)
-        return "" if all(map(_docked, self._replies.values())) else "the dock was replaced in between"
+        return str(errors[0]) if errors else ""
 
     def records(self) -> list[Record]:
         """See `HandOver`."""
         moved = list(self.sent)
-        for name, replies in self._replies.items():
-            docked = _docked(replies)
-            assert docked is not None  # noqa: S101 - `failure` was asked first
-            moved = [renamed(record, name, docked.segment, docked.offset) for record in moved]
+        for name, berth in self._berths.items():
+            segment, offset = berth.result()
+            moved = [renamed(record, name, segment, offset) for record in moved]
             self._on_landed(name)
         return moved
 
 
 class Fetching:
-    """Rows on their way from a dock; what it does not answer is asked for again.
+    """Rows on their way from a dock; what is lost on its way is asked for again.
 
     Args:
-        dock: who has them.
+        carrier: by whom they come.
         refs: the arrays.
         fetched: where they are, or go.
     """
 
-    def __init__(self, dock: Ref[RowDock], refs: Sequence[TensorRef], fetched: "_Cache") -> None:
-        self._dock, self._fetched = dock, fetched
+    def __init__(self, carrier: Carrier, refs: Sequence[TensorRef], fetched: "_Cache") -> None:
+        self._carrier, self._fetched = carrier, fetched
         self._refs = list(dict.fromkeys(refs))
-        self._wanted = [ref for ref in self._refs if ref not in fetched]
-        self._asked = [self._ask(request) for request in requests_for(self._wanted)]
+        self._targets = {
+            ref: np.empty(array_bytes(ref), np.uint8) for ref in self._refs if ref not in fetched
+        }
+        self._asked = [self._ask(request) for request in requests_for(self._targets)]
 
     def done(self) -> bool:
         """See `Arrival`.
@@ -188,29 +201,62 @@ class Fetching:
         """
         if self.missing() is not None:
             return False
-        lost = [request for request, reply in self._asked if _is_lost(reply)]
-        if lost:
+        if lost := [request for request, reply in self._asked if _is_lost(reply)]:
             self._asked = [each for each in self._asked if not _is_lost(each[1])]
             self._asked += [self._ask(request) for request in lost]
             return False
         self._keep()
         return True
 
-    def missing(self) -> Reply[list[Any]] | None:
+    def missing(self) -> "Future[list[bool]] | None":
         """Return an answer that is not there yet, if any."""
         return next((reply for _, reply in self._asked if not reply.done()), None)
 
-    def _ask(self, request: list[RowSlice]) -> tuple[list[RowSlice], Reply[list[Any]]]:
-        return request, self._dock.ask(RowDock.give, request)
+    def _ask(self, request: list[RowSlice]) -> "tuple[list[RowSlice], Future[list[bool]]]":
+        targets = [self._targets[piece.ref][piece.start : piece.stop].data for piece in request]
+        return request, self._carrier.want(request, targets)
 
     def _keep(self) -> None:
-        pieces: dict[TensorRef, list[tuple[int, Any]]] = {ref: [] for ref in self._wanted}
-        for request, reply in self._asked:
-            for piece, data in zip(request, reply.result(), strict=True):
-                pieces[piece.ref].append((piece.start, data))
-        whole = {ref: each for ref, each in pieces.items() if all(data is not None for _, data in each)}
-        self._fetched.add({ref: assembled(ref, each) for ref, each in whole.items()}, self._refs)
-        self._asked, self._wanted = [], []
+        freed = {
+            piece.ref
+            for request, reply in self._asked
+            for piece, is_there in zip(request, reply.result(), strict=True)
+            if not is_there
+        }
+        whole = {ref: _shaped(ref, flat) for ref, flat in self._targets.items() if ref not in freed}
+        self._fetched.add(whole, self._refs)
+        self._asked, self._targets = [], {}
+
+
+class _Memory:
+    """Memory for parcels: what was written before has its pages, which cost more than copying.
+
+    Args:
+        most_bytes: to keep.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._kept: list[npt.NDArray[np.uint8]] = []
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return so many bytes: of the smallest piece that has them, unless most of it would be of no use."""
+        fitting = [piece for piece in self._kept if nbytes <= piece.nbytes <= 2 * nbytes + ROUND_BYTES]
+        if not fitting:
+            return np.zeros(-(-nbytes // ROUND_BYTES) * ROUND_BYTES, np.uint8)[:nbytes]
+        piece = min(fitting, key=len)
+        self._kept = [each for each in self._kept if each is not piece]
+        return piece[:nbytes]
+
+    def give_back(self, data: npt.NDArray[np.uint8]) -> None:
+        """Keep what `take` returned, instead of what was not needed for longest where that is too much."""
+        piece = data.base if isinstance(data.base, np.ndarray) else data
+        self._kept.append(piece)
+        while sum(each.nbytes for each in self._kept) > self._most_bytes:
+            self._kept.pop(0)
+
+
+ROUND_BYTES: Final = 64 << 10
 
 
 class _Cache:
@@ -243,13 +289,32 @@ class _Cache:
             nbytes -= self._arrays.pop(ref).nbytes
 
 
-def _docked(replies: Sequence[Reply[Docked | None]]) -> Docked | None:
-    return next((found for reply in replies if (found := reply.result()) is not None), None)
+def is_worth_another_try(error: BaseException) -> bool:
+    """Whether what failed may succeed the next time: the link broke, or memory was full."""
+    return isinstance(error, SegmentSpaceError) or (
+        isinstance(error, BROKEN) and not isinstance(error, RemoteError)
+    )
 
 
-def _is_lost(reply: Reply[Any]) -> bool:
-    """Whether a request has to be repeated: the dock was away."""
+def _dialled(dock: Ref[RowDock], holder: Holder) -> Callable[[], Stream]:
+    way = next(_numbers)
+
+    def dial() -> Stream:
+        admission = dock.ask(RowDock.admit, holder, way).result()
+        return Stream.connect(Address.parse(admission.address), admission.ticket, STALL_S)
+
+    return dial
+
+
+def _is_lost(reply: "Future[Any]") -> bool:
+    """Whether a request has to be repeated: the link broke."""
     error = reply.exception()
-    if isinstance(error, RemoteError):
+    if error is not None and not is_worth_another_try(error):
         raise error
     return error is not None
+
+
+def _shaped(ref: TensorRef, flat: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    array = flat.view(ref.dtype).reshape(ref.shape)
+    array.flags.writeable = False
+    return array

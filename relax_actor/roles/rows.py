@@ -93,7 +93,8 @@ def rows_of(
         on_full: told once for each write that has to wait for memory.
     """
     if not hosts.has_rows(context.host):
-        return RemoteRows(context.ref("dock", RowDock), context.holder, context.run_id)
+        dock = context.ref("dock", RowDock)
+        return RemoteRows(dock, context.holder, context.run_id, wake=context.wake)
     space = ShmSpace(context.run_id, context.shm_root)
     reader = RowReader(space, spill_space(context.run_id, context.run_dir))
     return LocalRows(reader, RowWriter(space, context.holder, on_full=on_full))

@@ -6,27 +6,36 @@ says where in its arena the parcel is, so that the next incarnation of a dock fi
 
 Invariants
 - A name is given only to a parcel all bytes of which are there.
-- A parcel sent again, whole or in part, is stored once.
+- A parcel sent again, also while it still comes by another link, is stored once.
+- Room belongs to who writes into it until it is named or given up, also when its producer is gone: nothing
+  else is ever written there meanwhile.
 """
 
+import threading
 from collections import OrderedDict
-from typing import Final
+from typing import Final, NamedTuple
 
 from relax_actor.faults import point
 from relax_actor.ids import Holder
-from relax_actor.transfer_queue.parcels import Docked, ParcelPart
 from transport.pool import Piece, SegmentPool
 from transport.segment import parse_name
 from transport.shm import ShmSpace
 
 REMEMBERED: Final = 4096
-"""Parcels whose parts may still be on their way a second time."""
+"""Parcels that may come a second time and are found without a look at the names."""
 
 _LABEL = "parcel"
 
 
+class Berth(NamedTuple):
+    """Where a parcel lies: from `offset` of `segment` on."""
+
+    segment: str
+    offset: int
+
+
 class Dock:
-    """The memory side of a dock.
+    """The memory side of a dock; any thread.
 
     Args:
         space: the run's shared memory on this host.
@@ -35,9 +44,10 @@ class Dock:
 
     def __init__(self, space: ShmSpace, holder: Holder) -> None:
         self._space = space
+        self._lock = threading.Lock()
         self._pool = SegmentPool(space, holder.name, holder.incarnation)
-        self._arriving: dict[tuple[Holder, int], _Arriving] = {}
-        self._docked: OrderedDict[tuple[Holder, int], Docked] = OrderedDict()
+        self._arriving: set[str] = set()
+        self._docked: OrderedDict[tuple[Holder, int], Berth] = OrderedDict()
         self._known: dict[str, int] = {}
         self._gone: dict[str, int] = {}
 
@@ -46,33 +56,61 @@ class Dock:
         """How many parcels are not whole yet."""
         return len(self._arriving)
 
-    def take(self, holder: Holder, part: ParcelPart) -> Docked | None:
-        """Store a part; return where the parcel is, once it is whole.
+    def is_gone(self, holder: Holder) -> bool:
+        """Whether a producer is taken for dead."""
+        return holder.incarnation <= self._gone.get(holder.name, 0)
 
-        What a producer sent that is gone is not taken, and has no answer.
+    def room(self, holder: Holder, parcel: int, nbytes: int, *, is_repeated: bool) -> Piece | Berth:
+        """Return room for a parcel, to be filled and then named or given up; or where it is already.
+
+        Args:
+            holder: who sends it.
+            parcel: its number.
+            nbytes: its size.
+            is_repeated: whether it was sent before.
 
         Raises:
             SegmentSpaceError: memory is full; nothing is changed.
         """
-        if holder.incarnation <= self._gone.get(holder.name, 0):
-            return None
-        self._meet(holder)
-        key = (holder, part.parcel)
-        if (docked := self._find(key, part)) is not None:
-            return docked
-        arriving = self._arriving.get(key)
-        if arriving is None:
-            arriving = self._arriving[key] = _Arriving(self._pool.place(part.total_bytes), part.total_bytes)
-        return self._name(key, arriving) if arriving.is_whole_with(part) else None
+        with self._lock:
+            self._meet(holder)
+            if (found := self._find((holder, parcel), is_repeated=is_repeated)) is not None:
+                return found
+            piece = self._pool.place(nbytes)
+            self._arriving.add(piece.name)
+            return piece
+
+    def name(self, holder: Holder, parcel: int, piece: Piece) -> Berth | None:
+        """Give a parcel that is whole to its producer; None for one that is gone, whose parcel is freed."""
+        with self._lock:
+            found = self._docked.get((holder, parcel))
+            if found is not None or self.is_gone(holder):
+                self._free(piece)
+                return found
+            point("parcel_written")
+            segment = self._space.rename(
+                piece.name, holder.name, holder.incarnation, f"{_LABEL}{parcel}.{piece.offset}"
+            )
+            self._arriving.discard(piece.name)
+            point("parcel_docked")
+            return self._remember((holder, parcel), Berth(segment, piece.offset))
+
+    def give_up(self, piece: Piece) -> None:
+        """Free room that will not be filled; who wrote into it has stopped."""
+        with self._lock:
+            self._free(piece)
 
     def forget(self, name: str, incarnation: int) -> None:
-        """Free what a producer that is gone has not put, and take nothing more from it."""
-        self._gone[name] = max(incarnation, self._gone.get(name, 0))
-        for key in [key for key in self._arriving if _is_of(key[0], name, incarnation)]:
-            self._space.unlink(self._arriving.pop(key).piece.name)
-        for key in [key for key in self._docked if _is_of(key[0], name, incarnation)]:
-            del self._docked[key]
-        self._sweep(name, incarnation)
+        """Free what a producer that is gone has not put, and name nothing more for it."""
+        with self._lock:
+            self._gone[name] = max(incarnation, self._gone.get(name, 0))
+            for key in [key for key in self._docked if _is_of(key[0], name, incarnation)]:
+                del self._docked[key]
+            self._sweep(name, incarnation)
+
+    def _free(self, piece: Piece) -> None:
+        self._arriving.discard(piece.name)
+        self._space.unlink(piece.name)
 
     def _meet(self, holder: Holder) -> None:
         """Free what earlier incarnations left while no dock heard of their end; once for each."""
@@ -86,50 +124,21 @@ class Dock:
             if found.incarnation <= incarnation and found.label.startswith(_LABEL):
                 self._space.unlink(segment)
 
-    def _find(self, key: tuple[Holder, int], part: ParcelPart) -> Docked | None:
-        if (docked := self._docked.get(key)) is not None or not part.is_repeated or key in self._arriving:
+    def _find(self, key: tuple[Holder, int], *, is_repeated: bool) -> Berth | None:
+        if (docked := self._docked.get(key)) is not None or not is_repeated:
             return docked
         holder, parcel = key
         for segment in self._space.names(holder.name, holder.incarnation):
             label, _, offset = parse_name(segment).label.partition(".")
             if label == f"{_LABEL}{parcel}":
-                return self._remember(key, Docked(segment=segment, offset=int(offset)))
+                return self._remember(key, Berth(segment, int(offset)))
         return None
 
-    def _name(self, key: tuple[Holder, int], arriving: "_Arriving") -> Docked:
-        holder, parcel = key
-        piece = arriving.piece
-        point("parcel_written")
-        segment = self._space.rename(
-            piece.name, holder.name, holder.incarnation, f"{_LABEL}{parcel}.{piece.offset}"
-        )
-        del self._arriving[key]
-        point("parcel_docked")
-        return self._remember(key, Docked(segment=segment, offset=piece.offset))
-
-    def _remember(self, key: tuple[Holder, int], docked: Docked) -> Docked:
-        self._docked[key] = docked
+    def _remember(self, key: tuple[Holder, int], berth: Berth) -> Berth:
+        self._docked[key] = berth
         if len(self._docked) > REMEMBERED:
             self._docked.popitem(last=False)
-        return docked
-
-
-class _Arriving:
-    """A parcel some parts of which are here."""
-
-    def __init__(self, piece: Piece, total_bytes: int) -> None:
-        self.piece = piece
-        self._missing_bytes = total_bytes
-        self._here: set[int] = set()
-
-    def is_whole_with(self, part: ParcelPart) -> bool:
-        """Copy a part to its place, unless it is there; return whether all are."""
-        if part.at not in self._here:
-            start, stop = self.piece.offset + part.at, self.piece.offset + part.at + part.data.nbytes
-            self.piece.segment.buf[start:stop] = part.data.data
-            self._here.add(part.at)
-            self._missing_bytes -= part.data.nbytes
-        return self._missing_bytes == 0
+        return berth
 
 
 def _is_of(holder: Holder, name: str, incarnation: int) -> bool:

@@ -1,25 +1,30 @@
-"""Rows on their way between hosts: what is said of them, and how they are cut into messages. Pure.
+"""Rows on their way between hosts: what is said of them, and how they are cut. Pure.
 
-A *parcel* is all arrays of one put, side by side as they will lie in memory. It travels in parts, because a
-message has a limit and an array has none but `PARCEL_BYTES`.
+A *parcel* is all arrays of one put, side by side as they will lie in memory. It travels in parts, so that
+what is asked for in between need not wait for all of it. Both ends keep one stream; up is towards the dock,
+and every answer bears the number of what it answers. Records grow at the end only.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from relax_actor.actor.wire import Failed
 from relax_actor.errors import RelaxError
 from relax_actor.protocol import TensorRef
 
-PART_BYTES: Final = 4 << 20
-"""The bytes of one message: several may be on their way at once (`actor.mailbox.CREDIT_BYTES`)."""
+R = TypeVar("R")
+
+PART_BYTES: Final = 1 << 20
+"""What is summed up and sent at once: it is still in the processor's cache then."""
 
 PARCEL_BYTES: Final = 8 << 30
-"""A put that is larger is refused: as many parts as may wait for one actor hold no more."""
+"""A put that is larger is refused."""
+
+FREED: Final = -1
 
 
 class ParcelTooLargeError(RelaxError):
@@ -33,50 +38,109 @@ class ParcelTooLargeError(RelaxError):
         )
 
 
-class ParcelPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Producer to dock: some bytes of a parcel."""
+class RowLinkError(RelaxError):
+    """A link between a dock and one of its peers is of no use any more.
 
-    parcel: int  # counts the parcels of this incarnation of the producer
-    at: int  # byte offset of `data` within the parcel
-    total_bytes: int
-    data: npt.NDArray[np.uint8]  # [bytes], at least one
-    is_repeated: bool = False  # the parcel was sent before, and may be there
+    Args:
+        peer: who is at the other end.
+        fact: what happened.
+    """
+
+    def __init__(self, peer: str, fact: str) -> None:
+        self.peer, self.fact = peer, fact
+        super().__init__(f"the row link with {peer} {fact}")
 
 
-class Docked(msgspec.Struct, frozen=True, kw_only=True):
-    """Dock to producer: the parcel is in the memory of the queue's host, under the producer's name."""
-
-    segment: str
-    offset: int  # of the parcel's first byte
+class RowsDamagedError(RowLinkError):
+    """Bytes that arrived are not those that were sent."""
 
 
 class RowSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """Reader to dock: these bytes of an array are wanted."""
+    """These bytes of an array."""
 
     ref: TensorRef
     start: int
     stop: int
 
 
-def parts_of(
-    parcel: int, data: npt.NDArray[np.uint8], *, is_repeated: bool, part_bytes: int = PART_BYTES
-) -> Iterator[ParcelPart]:
-    """Cut a parcel into parts, which look into it; at least one.
+class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+    """Up: the payload is the next bytes of a parcel; the one that makes it whole is answered."""
 
-    Args:
-        parcel: its number.
-        data: uint8 [bytes], at least one.
-        is_repeated: whether it was sent before.
-        part_bytes: the most in one part.
+    number: int
+    parcel: int  # counts what this incarnation of the producer sends
+    at: int  # byte offset of the payload within the parcel
+    total_bytes: int  # at least one
+    xxh3: int  # of the payload
+    is_repeated: bool = False  # the parcel was sent before, and may be there
+
+
+class Want(msgspec.Struct, frozen=True, kw_only=True, tag="want"):
+    """Up: send these bytes."""
+
+    number: int
+    slices: tuple[RowSlice, ...]
+
+
+class Docked(msgspec.Struct, frozen=True, kw_only=True, tag="docked"):
+    """Down: the parcel is in the memory of the queue's host, under the producer's name."""
+
+    number: int
+    segment: str
+    offset: int  # of the parcel's first byte
+
+
+class Given(msgspec.Struct, frozen=True, kw_only=True, tag="given"):
+    """Down: the payload is what was wanted, in its order."""
+
+    number: int
+    sizes: tuple[int, ...]  # bytes of each slice; FREED where the row was freed, which has no bytes here
+    xxh3: int  # of the payload
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """Down: this raised."""
+
+    number: int
+    failed: Failed
+
+
+Up = Part | Want
+Down = Docked | Given | Refused
+
+encode: Final = msgspec.msgpack.Encoder().encode
+_UP: Final = msgspec.msgpack.Decoder(Up)
+_DOWN: Final = msgspec.msgpack.Decoder(Down)
+
+
+class Span(NamedTuple):
+    """Bytes from `start` to `stop`."""
+
+    start: int
+    stop: int
+
+
+def read_up(data: bytes, peer: str) -> Up:
+    """Read what a dock's peer said.
+
+    Raises:
+        RowLinkError: it is none of that.
     """
-    for at in range(0, data.nbytes, part_bytes):
-        yield ParcelPart(
-            parcel=parcel,
-            at=at,
-            total_bytes=data.nbytes,
-            data=data[at : at + part_bytes],
-            is_repeated=is_repeated,
-        )
+    return _read(_UP, data, peer)
+
+
+def read_down(data: bytes, peer: str) -> Down:
+    """Read what a dock said.
+
+    Raises:
+        RowLinkError: it is none of that.
+    """
+    return _read(_DOWN, data, peer)
+
+
+def spans(nbytes: int, part_bytes: int = PART_BYTES) -> Iterator[Span]:
+    """Cut so many bytes into parts; none of none."""
+    for start in range(0, nbytes, part_bytes):
+        yield Span(start, min(start + part_bytes, nbytes))
 
 
 def requests_for(refs: Iterable[TensorRef], part_bytes: int = PART_BYTES) -> list[list[RowSlice]]:
@@ -98,21 +162,6 @@ def requests_for(refs: Iterable[TensorRef], part_bytes: int = PART_BYTES) -> lis
     return requests
 
 
-def assembled(ref: TensorRef, pieces: Sequence[tuple[int, npt.NDArray[np.uint8]]]) -> npt.NDArray[Any]:
-    """Put an array together again, read-only.
-
-    Args:
-        ref: what it was.
-        pieces: byte offsets and bytes, of all its slices.
-    """
-    flat = np.empty(array_bytes(ref), np.uint8)
-    for start, data in pieces:
-        flat[start : start + data.nbytes] = data
-    array = flat.view(ref.dtype).reshape(ref.shape)
-    array.flags.writeable = False
-    return array
-
-
 def array_bytes(ref: TensorRef) -> int:
     """Return the size of an array."""
     return np.dtype(ref.dtype).itemsize * math.prod(ref.shape)
@@ -120,6 +169,12 @@ def array_bytes(ref: TensorRef) -> int:
 
 def _slices(ref: TensorRef, part_bytes: int) -> Iterator[RowSlice]:
     """Return the slices of an array; one, empty, where it has no bytes."""
-    nbytes = array_bytes(ref)
-    for start in range(0, max(nbytes, 1), part_bytes):
-        yield RowSlice(ref=ref, start=start, stop=min(start + part_bytes, nbytes))
+    for span in [*spans(array_bytes(ref), part_bytes)] or [Span(0, 0)]:
+        yield RowSlice(ref=ref, start=span.start, stop=span.stop)
+
+
+def _read(decoder: "msgspec.msgpack.Decoder[R]", data: bytes, peer: str) -> R:
+    try:
+        return decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise RowLinkError(peer, f"carried what nobody says: {error}") from error

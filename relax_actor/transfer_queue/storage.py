@@ -128,7 +128,7 @@ class RowReader:
             RowRefError: the reference is wrong.
         """
         memory = self._memory(ref.segment)
-        dtype = _dtype(ref)
+        dtype = _dtype_of(ref)
         end = ref.offset + dtype.itemsize * math.prod(ref.shape)
         if ref.offset < 0 or any(n < 0 for n in ref.shape) or end > len(memory):
             raise RowRefError(ref, f"not within its {len(memory)} bytes")
@@ -237,14 +237,19 @@ def _renamed_value(value: Any, old: str, new: str, shift: int) -> Any:
     return value
 
 
-def _dtype(ref: TensorRef) -> np.dtype[Any]:
+def _dtype_of(ref: TensorRef) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(ref.dtype)
+        dtype = _dtype(ref.dtype)
     except TypeError as error:
         raise RowRefError(ref, "no such dtype") from error
     if dtype.kind not in _KINDS:
         raise RowRefError(ref, "not a dtype of numbers")
     return dtype
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(name)
 
 
 def layout_of(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict[str, int]], int]:
@@ -267,12 +272,12 @@ def layout_of(rows: Sequence[Mapping[str, npt.NDArray[Any]]]) -> tuple[list[dict
 
 def written_at(buffer: memoryview, segment: str, offset: int, array: npt.NDArray[Any]) -> TensorRef:
     """Copy an array into a buffer that others know, or will know, as `segment`; return where it is."""
-    dtype = _name(array.dtype)
-    np.ndarray(array.shape, dtype, buffer=buffer, offset=offset)[...] = array
-    return TensorRef(segment=segment, offset=offset, dtype=dtype, shape=array.shape)
+    dtype, name = _native(array.dtype)
+    np.ndarray(array.shape, dtype, buffer, offset)[...] = array
+    return TensorRef(segment, offset, name, array.shape)
 
 
 @functools.cache
-def _name(dtype: np.dtype[Any]) -> str:
-    """Return the name without byte order: rows are stored in the machine's own."""
-    return dtype.name
+def _native(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], str]:
+    """Return a dtype in the machine's own byte order, in which rows are stored, and its name, without any."""
+    return np.dtype(dtype.name), dtype.name

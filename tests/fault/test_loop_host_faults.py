@@ -2,12 +2,19 @@
 
 import secrets
 import time
+from collections import Counter
 from contextlib import suppress
 
 import psutil
 import pytest
 from loop_hosts import loop_hosts
-from loop_run import assert_trained_in_order, assert_trainer_went_on, assert_versions_never_go_back, kills
+from loop_run import (
+    GROUPS_PER_STEP,
+    assert_trained_in_order,
+    assert_trainer_went_on,
+    assert_versions_never_go_back,
+    kills,
+)
 from namespaces import make_network, tear_down
 
 from relax_actor.app import RunControl
@@ -35,6 +42,27 @@ def assert_nothing_was_lost(run, hosts):
     hosts.assert_nothing_is_left(run)
 
 
+class AfterKills:
+    """Stops the run two steps after so many of its actors were killed.
+
+    Args:
+        kills: how many.
+        control: of the run.
+    """
+
+    def __init__(self, kills, control):
+        self._kills, self._control, self._until_step = kills, control, None
+
+    def __call__(self, folder):
+        events, _ = read_events(folder / "events.jsonl")
+        steps = sum(event["kind"] == "step" for event in events)
+        killed = sum(event["kind"] == "child_exited" and "SIGKILL" in event["reason"] for event in events)
+        if self._until_step is None and killed >= self._kills:
+            self._until_step = steps + 2
+        if self._until_step is not None and steps >= self._until_step:
+            self._control.stop("SIGTERM")
+
+
 def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_loop):
     """The dock, the producer and the queue are killed at every step of a row's way to the queue's host."""
     plan = [
@@ -42,11 +70,27 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
         *kills("rollout/0", "tensors_written", "parcel_sent", ("parcel_sent", 3), "ready_sent", "leased"),
         *kills("queue", ("queue_decided", 5), ("queue_committed", 7), ("queue_answered", 6)),
     ]
+    control = RunControl()
     with loop_hosts(2) as hosts:
         placement = hosts.rollouts_on("b", "b")
-        run = run_loop(plan=plan, run={"steps": 12}, rollout=SLOW_TOKENS, **hosts.settings(placement))
-        assert_nothing_was_lost(run, hosts)
-    assert sorted(run.killed) == sorted(fault.actor for fault in plan), f"{run.killed}\n{run.log}"
+        run = run_loop(
+            plan=plan,
+            run={"steps": 1000},  # until all of the plan was carried out, however slow restarts are
+            rollout=SLOW_TOKENS,
+            on_tick=AfterKills(len(plan), control),
+            control=control,
+            **hosts.settings(placement),
+        )
+        assert run.outcome.exit_code == 143, run.log
+        steps = len(run.of("step"))
+        assert run.trained == list(range(steps * GROUPS_PER_STEP)), run.log
+        assert all(event["balances"] for event in run.of("ledger"))
+        assert all(int(age) <= 1 for event in run.of("step") for age in event["staleness"])
+        assert_versions_never_go_back(run)
+        assert_trainer_went_on(run, steps=steps)
+        hosts.assert_nothing_is_left(run)
+    planned = Counter(fault.actor for fault in plan)
+    assert planned <= Counter(run.killed), f"{run.killed}\n{run.log}"
 
 
 def test_partial_rollouts_go_on_on_another_host(run_loop):
