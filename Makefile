@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help demo demo-kill test check format bench bench-actors bench-queue clean-env
+.PHONY: help demo demo-kill test check format bench bench-actors bench-queue sglang-env clean-env
 
 help: ## show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -31,6 +31,10 @@ check: $(VENV)/dev ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Tests marked `sglang` run a real server in it; without it they say so and are skipped (docs/guides/testing.md).
+SGLANG_VENV := .venv-sglang
+sglang-env: $(SGLANG_VENV)/ready ## SGLang for a CPU, in an environment of its own, for the tests of that engine
 
 format: $(VENV)/dev ## let ruff format and fix what it can
 	$(BIN)/ruff format .
@@ -60,6 +64,15 @@ bench-queue: $(VENV)/dev .venv-peers/ray/ready .venv-peers/tq/ready ## our queue
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet $(PEER_$*) numpy && touch $@ \
 	  || echo "$(PEER_$*) cannot be installed here"
 
+# What a server needs and has not got is found by importing it, at the end.
+$(SGLANG_VENV)/ready: tests/sglang/requirements.txt tests/sglang/shim/install.py
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
+	  "$$(grep '^torch==' $<)"
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps --requirement $<
+	$(@D)/bin/python tests/sglang/shim/install.py
+	@touch $@
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "relax-actor needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
@@ -75,4 +88,4 @@ $(VENV)/dev: pyproject.toml constraints-dev.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/demo
 
 clean-env: ## remove the virtual environments
-	rm -rf $(VENV) .venv-peers
+	rm -rf $(VENV) .venv-peers $(SGLANG_VENV)

@@ -1,6 +1,8 @@
-"""The files of a Hugging Face model folder that are not weights: configuration, tokenizer, templates."""
+"""The files of a Hugging Face model folder: those that are not weights, and the names of those that are."""
 
+import json
 import shutil
+import struct
 from pathlib import Path
 
 _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.index.json", "*.gguf", "*.pt")
@@ -18,3 +20,17 @@ def copy_side_files(origin: Path, target: Path) -> None:
     for path in side_files(origin):
         if not (target / path.name).exists():
             shutil.copy(path, target / path.name)
+
+
+def weight_names(folder: Path) -> frozenset[str]:
+    """Return the names of the tensors in a folder's safetensors files; none where it has no such files.
+
+    Source:
+        https://github.com/huggingface/safetensors: eight bytes of length, then a JSON object by name.
+    """
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            names.update(json.loads(file.read(length)))
+    return frozenset(names - {"__metadata__"})

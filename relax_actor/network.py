@@ -7,9 +7,11 @@ import struct
 from collections.abc import Iterable, MutableMapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _SIOCGIFADDR = 0x8915
 _DISCARD = 9
+_ZONE = 3  # its place in an IPv6 socket's address
 _IF_INET6 = Path("/proc/net/if_inet6")
 INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 PROXY_VARIABLES = ("no_proxy", "NO_PROXY")
@@ -17,6 +19,8 @@ PROXY_VARIABLES = ("no_proxy", "NO_PROXY")
 
 def source_address(peer: str) -> str:
     """Return this host's address on the way to another one; nothing is sent.
+
+    A link-local address comes with its zone, the interface, without which it leads nowhere.
 
     Args:
         peer: an IP address or a name.
@@ -27,16 +31,16 @@ def source_address(peer: str) -> str:
     family, kind, protocol, _, address = socket.getaddrinfo(peer, _DISCARD, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)
-        return str(probe.getsockname()[0]).partition("%")[0]
+        return _with_zone(probe.getsockname())
 
 
 def resolved(name: str) -> str:
-    """Return the IP address of a host.
+    """Return the IP address of a host, a link-local one with the zone that the name has.
 
     Raises:
         OSError: the name is not known.
     """
-    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]).partition("%")[0]
+    return _with_zone(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4])
 
 
 def addresses_of(interface: str) -> list[str]:
@@ -51,6 +55,8 @@ def addresses_of(interface: str) -> list[str]:
 def interface_of(address: str) -> str:
     """Return the network interface of this host that has an address; empty where none has."""
     wanted = ipaddress.ip_address(address)
+    if zone := getattr(wanted, "scope_id", None):  # it says so itself
+        return str(zone)
     for _, name in socket.if_nameindex():
         if wanted in map(ipaddress.ip_address, addresses_of(name)):
             return name
@@ -80,6 +86,12 @@ def set_environment(
     if bypassed:
         for name in PROXY_VARIABLES:
             environ[name] = ",".join(dict.fromkeys(bypassed))
+
+
+def _with_zone(address: tuple[Any, ...]) -> str:
+    """Return the host of a socket's address, as `fe80::1%eth0` where it has a zone."""
+    host, zone = str(address[0]), address[3] if len(address) > _ZONE else 0
+    return f"{host}%{socket.if_indextoname(zone)}" if zone and "%" not in host else host
 
 
 def _ipv6_addresses() -> list[tuple[str, str]]:

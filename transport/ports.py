@@ -7,6 +7,7 @@ of one host begin at different places of it, so that they seldom meet.
 import errno
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from random import randrange
 from typing import TypeVar
@@ -42,6 +43,21 @@ def bind_allowed(bind: Callable[[int], T], environ: Mapping[str, str] = os.envir
                 raise
     ports = environ[VARIABLE]
     raise AddressError(f"ports {ports}", "are all taken", "give a wider range, or end what holds them")
+
+
+def listening_socket(host: str, port: int, backlog: int | None = None) -> socket.socket:
+    """Listen at a port of one address.
+
+    Args:
+        host: an IP address of this host, with its zone where it is link-local, or a name of one.
+        port: 0 is any free one.
+        backlog: connections that wait to be accepted; None: as Python has it.
+
+    Raises:
+        OSError: the host is not this one's, or the port is taken.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return socket.create_server(address, family=family, backlog=backlog)
 
 
 def _allowed(environ: Mapping[str, str]) -> Iterator[int]:

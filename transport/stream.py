@@ -25,7 +25,7 @@ from typing import Final, Self
 
 from transport.address import Address
 from transport.errors import TransportError
-from transport.ports import bind_allowed
+from transport.ports import bind_allowed, listening_socket
 
 TICKET_BYTES: Final = 32
 TICKET_S: Final = 30.0
@@ -200,10 +200,7 @@ class StreamListener:
     """
 
     def __init__(self, host: str, timeout_s: float) -> None:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        self._socket = bind_allowed(
-            lambda port: socket.create_server((host, port), family=family, backlog=MAX_STRANGERS)
-        )
+        self._socket = bind_allowed(lambda port: listening_socket(host, port, MAX_STRANGERS))
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._guests: dict[bytes, tuple[float, Callable[[Stream], None]]] = {}

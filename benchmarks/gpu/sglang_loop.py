@@ -5,7 +5,8 @@
 `storm`: three replicas on one GPU, a trainer on another; the server's scheduler, its main process and
 our actor are killed in turn, three times each, while samples are under way. `spare`: one replica, and a
 server that waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three
-kills are those of a run without. `--shape tiny` plays it on a CPU.
+kills are those of a run without. `experts`: a mixture of experts with and without routing replay (R3).
+`--shape tiny` plays it on a CPU.
 """
 
 import argparse
@@ -98,7 +99,7 @@ def same(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             replicas=2 if ON_GPU else 1,
             spares=0,
             run={"steps": 8, "max_staleness": 0},
-            rollout={"deterministic": True, "update_mode": "abort"},
+            rollout={"deterministic": ON_GPU, "update_mode": "abort"},
             train={"learning_rate": 1e-5},
         )
         run.go(Killer(run, plan if ON_GPU else plan[:1], others=0, pause_s=0.0), to_the_end=True)
@@ -112,6 +113,34 @@ def same(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         "final_weights_are_the_same": runs[0]["weights_xxh3"] == runs[1]["weights_xxh3"],
         "runs": runs,
     }
+
+
+def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Train a mixture of experts by the experts that SGLang took, and by the trainer's own."""
+    shape = "small-moe" if ON_GPU else "tiny-moe"
+    model_folder(folder / "moe", shape, context=1024)
+    found: dict[str, Any] = {"shape": shape}
+    for name, fields in (("replayed", {"use_r3": True}), ("own", {})):
+        run = Run(
+            folder,
+            args,
+            name,
+            replicas=1,
+            spares=0,
+            run={"steps": 6},
+            model={"path": str(folder / "moe")},
+            rollout={
+                "sglang_args": (*server_words(), *(("--moe-runner-backend", "triton") if ON_GPU else ()))
+            },
+            train=fields,
+        )
+        run.go(Killer(run, [], others=0, pause_s=0.0), to_the_end=True)
+        steps = run.of("step")
+        found[name] = run.summary() | {
+            key: [round(step[key], 5) for step in steps]
+            for key in ("mismatch_abs", "mismatch_k3", "max_ratio")
+        }
+    return found
 
 
 class Run:
@@ -128,6 +157,7 @@ class Run:
         **sections: Any,
     ) -> None:
         self.folder, self.replicas = folder / name, replicas
+        self.servers = replicas + spares if spares else 0
         self.folder.mkdir()
         self.args, self.control = args, app.RunControl()
         self.config = config_of(folder, self.folder, args.chunk_tokens, (replicas, spares), sections)
@@ -261,6 +291,8 @@ class Killer:
         if not self._plan or now < self._next_at or now - self._looked < 0.2:
             return
         self._looked = now
+        if len(self._run.of("engine_started")) < len(self.kills) + self._run.servers:
+            return  # a server that is to take over is still starting
         kind, replica = self._plan[0]
         name, active = f"rollout/{replica}", self._active()
         busy = self._under_way()
@@ -324,9 +356,6 @@ def config_of(
         {"trainer": "cuda:0", "rollout": f"cuda:{min(1, torch.cuda.device_count() - 1)}"} if ON_GPU else {}
     )
     samples, groups = (8, 8) if ON_GPU else (4, 2)
-    server = server_options()
-    if ON_GPU:  # several servers share a GPU: what each one takes of it may not depend on the others
-        server["sglang_args"] += ("--max-total-tokens", "65536")
     values: dict[str, dict[str, Any]] = {
         "run": {
             "steps": 400,
@@ -337,8 +366,9 @@ def config_of(
         },
         "model": {"path": str(base / "model"), "dtype": "bfloat16" if ON_GPU else "float32"},
         "data": {"path": str(rows)},
-        "rollout": server
+        "rollout": server_options()
         | {
+            "sglang_args": server_words(),
             "replicas": counts[0],
             "spares": counts[1],
             "samples_per_prompt": samples,
@@ -364,6 +394,12 @@ def config_of(
     return msgspec.convert(values, Config)
 
 
+def server_words() -> tuple[str, ...]:
+    """Return the words for servers; what one takes of a GPU that several share is fixed."""
+    words: tuple[str, ...] = server_options()["sglang_args"]
+    return (*words, "--max-total-tokens", "65536") if ON_GPU else words
+
+
 def mean(values: list[float]) -> float | None:
     return round(statistics.fmean(values), 4) if values else None
 
@@ -372,6 +408,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
     "storm": storm,
     "spare": spare,
     "same": same,
+    "experts": experts,
 }
 
 

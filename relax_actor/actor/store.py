@@ -8,10 +8,9 @@ which would open a store at that port, use this one.
 import importlib
 import importlib.util
 import ipaddress
-import socket
 from typing import Any
 
-from transport.ports import bind_allowed
+from transport.ports import bind_allowed, listening_socket
 
 
 def open_store(host: str) -> tuple[str, Any]:
@@ -31,8 +30,7 @@ def open_store(host: str) -> tuple[str, Any]:
         return "", None
     distributed: Any = importlib.import_module("torch.distributed")  # only ranks need torch
 
-    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-    listener = bind_allowed(lambda port: socket.create_server((address[0], port), family=family))
+    listener = bind_allowed(lambda port: listening_socket(host, port))
     port = listener.getsockname()[1]
     store = distributed.TCPStore(
         host,

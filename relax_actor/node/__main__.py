@@ -3,11 +3,8 @@
 With `--stdin-frame` it is at the far end of a session such as ssh's: see `relax_actor.node.porter`.
 """
 
+import importlib
 import sys
 
-from relax_actor.node import keeper, porter
-
-if "--stdin-frame" in sys.argv[1:]:
-    porter.main()
-else:
-    keeper.main()
+end = "porter" if "--stdin-frame" in sys.argv[1:] else "keeper"  # neither needs what the other imports
+importlib.import_module(f"relax_actor.node.{end}").main()

@@ -14,6 +14,7 @@ from relax_actor.engines.sglang.generation import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
+from relax_actor.model_files import weight_names
 from relax_actor.node.names import file_stem
 from relax_actor.roles.engine_choice import model_config, route_layout
 from transport.shm import ShmSpace
@@ -45,6 +46,7 @@ def make_sglang_engine(
         ),
         lambda client, found: _updater(config, context, devices, client, found),
         vocabulary=model["vocab_size"],
+        names=weight_names(Path(config.model.path)),
         log=context.run_dir / "logs" / f"{file_stem(context.name, context.incarnation)}.sglang.log",
         update_mode=rollout.update_mode,
         health_s=rollout.health_s,
@@ -85,6 +87,7 @@ def server_settings(
         args=rollout.sglang_args,
         env=rollout.sglang_env,
         keep_fds=keep_fds,
+        quick_start=rollout.sglang_quick_start,
     )
 
 

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -15,26 +16,16 @@ import msgspec
 from relax_actor.actor import Actor, endpoint
 from relax_actor.faults import point
 from relax_actor.ids import Holder, LeaseId
-from relax_actor.row_queue.records import (
-    Columns,
-    Dealt,
-    Event,
-    Ranges,
-    RowsLeased,
-    decode_events,
-    encode_events,
-)
+from relax_actor.row_queue.answers import Leased, PutAnswer, Wanted, Where
+from relax_actor.row_queue.holding import RETRY_S, Holding, moved, moved_shared
+from relax_actor.row_queue.log import Log
+from relax_actor.row_queue.records import Columns, Ranges, RowsLeased, SharedPut
 from relax_actor.row_queue.spec import QueueSpec
 from relax_actor.row_queue.table import Table
-from relax_actor.transfer_queue.journal import Journal, read
-from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
+from relax_actor.transfer_queue.journal import JournalSpaceError
 from relax_actor.transfer_queue.records import Put
-from transport.shm import SegmentMissingError, ShmSpace
 
 R = TypeVar("R")
-
-OWNER = "rowq"
-"""Who owns adopted segments: not an actor, so that no actor's death sweeps them."""
 
 MANY = 4096
 """Callers that may be parked in one endpoint."""
@@ -43,36 +34,6 @@ PARKED_S = 50e-6
 """What is answered sooner was not waited for."""
 
 TICK_S = 1.0
-COMPACT_BYTES = 16 << 20
-"""A journal as long as this is replaced by a snapshot, where that is much shorter."""
-
-
-class PutAnswer(msgspec.Struct, frozen=True):
-    """Queue to producer: what became of a put."""
-
-    outcome: Put
-    first: int  # the number of the first row
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """Consumer to queue: what it wants, and what it has."""
-
-    group: str
-    holder: Holder
-    max_rows: int  # not looked at where the sampler deals turns
-    rank: int  # which data-parallel rank, where it does
-    held: list[LeaseId]  # others of its own were lost on their way, and are taken back
-    acks: list[LeaseId]  # what it is done with
-    wait_s: float
-
-
-class Leased(msgspec.Struct, frozen=True):
-    """Queue to consumer: rows, and what became of what it acknowledged."""
-
-    dealt: Dealt | None
-    acked: list[Put]
-    is_finished: bool  # no row will ever come
-    was_parked: bool  # the rows were not there when they were asked for
 
 
 class RowQueue(Actor):
@@ -80,62 +41,78 @@ class RowQueue(Actor):
 
     Args:
         spec: its fields and consumer groups.
-        storage_path: the folder of shared memory.
+        dock: the actor beside this one (`roles.dock.RowDock`) that carries rows of other hosts; empty: none.
+        journal_dir: where the journal is; empty: the run's folder.
+
+    Raises:
+        ConfigError: a queue that cannot be, or that has more memory than there is.
+        JournalSpaceError: there is no room for a journal.
     """
 
-    def __init__(self, spec: QueueSpec, storage_path: str = "/dev/shm") -> None:  # noqa: S108 - shared memory
+    def __init__(self, spec: QueueSpec, dock: str = "", journal_dir: str = "") -> None:
         spec.check()
-        self._spec = spec
-        self._space = ShmSpace(self.ctx.run_id, storage_path)
+        self._spec, self._where = spec, Where(self.ctx.host, dock)
         name = f"{self.ctx.name.replace('/', '-')}-{self.ctx.run_id}.rows"
-        past = list(read(self.ctx.run_dir / name, decode_events))
-        self._table = Table.replay(spec, past)
-        self._journal: Journal[Event] = Journal(self.ctx.run_dir / name, encode=encode_events)
-        spill = spill_space(self.ctx.run_id, self.ctx.run_dir)
-        self._memory = Memory(self._space, spill, spec.max_bytes, self._table.holdings())
+        self._log = Log(Path(journal_dir or self.ctx.run_dir) / name, self._say_full)
+        self._table = Table.replay(spec, self._log.past)
+        self._log.past.clear()
+        self._holding = Holding(self.ctx, spec, self._table)
         self._changed = asyncio.Event()
-        self._is_crowded = False
-        self._compacted_bytes = self._journal.nbytes
-        # What a put of an earlier incarnation renamed, before it was written down: it may be sent again.
-        self._orphans = set(self._space.names(OWNER)) - self._table.segments()
         self._ticked = time.monotonic()
+
+    @endpoint(idempotent=True)
+    def where(self) -> Where:
+        """Say where the rows are."""
+        return self._where
 
     # -- producers ------------------------------------------------------------------------------
 
     @endpoint(idempotent=True, concurrency=MANY)
-    async def put(
-        self, producer: Holder, seq: int, columns: Columns, keys: list[int], group_rows: int
+    async def put(  # noqa: PLR0917 - one message
+        self,
+        producer: Holder,
+        seq: int,
+        columns: Columns,
+        keys: list[int],
+        group_rows: int,
+        shared: SharedPut | None = None,
     ) -> PutAnswer:
         """Take rows; answered when there is room for the next ones.
 
         Raises:
             ValueError: see `Table.put`.
         """
+        await self._written()
         known = self._table.known(producer, seq)
         if known is None:
-            adopted = self._adopted(columns)
-            if adopted is None:
+            names = self._holding.adopt([columns, shared.columns if shared else {}])
+            if names is None:
                 return PutAnswer(Put.STALE, 0)
-            known = self._table.put(producer, seq, adopted, keys, group_rows)
-            self._took(adopted)
+            mine, common = moved(columns, names), shared and moved_shared(shared, names)
+            with self._holding.freed_unless_taken(names, mine, common.columns if common else {}):
+                known = self._table.put(producer, seq, mine, keys, group_rows, common)
             self._notify()
             point("rows_put")
         await self._until(lambda: None if self._is_full() else True, None)
+        await self._written()
         return PutAnswer(*known)
 
-    @endpoint(idempotent=True)
-    def append(self, producer: Holder, seq: int, rows: Ranges, columns: Columns) -> Put:
+    @endpoint(idempotent=True, concurrency=MANY)
+    async def append(self, producer: Holder, seq: int, rows: Ranges, columns: Columns) -> Put:
         """Take further fields of rows; see `Table.append`."""
+        await self._written()
         known = self._table.known(producer, seq)
         if known is not None:
             return known[0]
-        adopted = self._adopted(columns)
-        if adopted is None:
+        names = self._holding.adopt([columns])
+        if names is None:
             return Put.STALE
-        outcome = self._table.append(producer, seq, rows, adopted)
-        self._took(adopted)
+        mine = moved(columns, names)
+        with self._holding.freed_unless_taken(names, mine):
+            outcome = self._table.append(producer, seq, rows, mine)
         self._notify()
         point("fields_put")
+        await self._written()
         return outcome
 
     @endpoint(idempotent=True)
@@ -143,17 +120,21 @@ class RowQueue(Actor):
         """Return how many rows all incarnations of a producer have put: where its next one goes on."""
         return self._table.rows_put_by(name)
 
-    @endpoint(idempotent=True)
-    def drop(self, rows: Ranges, reason: str) -> None:
+    @endpoint(idempotent=True, concurrency=MANY)
+    async def drop(self, rows: Ranges, reason: str) -> None:
         """Give rows up for all groups."""
+        await self._written()
         self._table.drop(rows, reason)
         self._notify()
+        await self._written()
 
-    @endpoint(idempotent=True)
-    def end_stream(self) -> None:
-        """No further rows come."""
+    @endpoint(idempotent=True, concurrency=MANY)
+    async def end_stream(self) -> None:
+        """No further rows come, from nobody: what is left is dealt, and what is no whole group is dropped."""
+        await self._written()
         self._table.end_stream()
         self._notify()
+        await self._written()
 
     # -- consumers ------------------------------------------------------------------------------
 
@@ -165,6 +146,7 @@ class RowQueue(Actor):
             ValueError: no such group or rank.
         """
         holder, group = wanted.holder, wanted.group
+        await self._written()
         acked = self._table.ack(wanted.acks, holder)
         self._table.retain(holder, wanted.held, group)
         if wanted.acks:
@@ -174,6 +156,8 @@ class RowQueue(Actor):
         asked = time.monotonic()
 
         def look() -> Leased | None:
+            if self._log.is_behind:
+                return None
             now = time.monotonic()
             dealt = self._table.lease(group, holder, wanted.max_rows, now, rank=wanted.rank)
             if dealt is None and not self._table.is_finished:
@@ -181,15 +165,27 @@ class RowQueue(Actor):
             return Leased(dealt, acked, dealt is None, now - asked > PARKED_S)
 
         found = await self._until(look, wanted.wait_s)
+        await self._written()
         point("rows_leased")
         return found or Leased(None, acked, is_finished=False, was_parked=True)
 
-    @endpoint(idempotent=True)
-    def ack(self, holder: Holder, lease_ids: list[LeaseId]) -> list[Put]:
+    @endpoint(idempotent=True, concurrency=MANY)
+    async def ack(self, holder: Holder, lease_ids: list[LeaseId]) -> list[Put]:
         """Settle leased rows."""
+        await self._written()
         outcomes = self._table.ack(lease_ids, holder)
         self._notify()
+        point("rows_acked")
+        await self._written()
         return outcomes
+
+    @endpoint(idempotent=True, concurrency=MANY)
+    async def give_back(self, holder: Holder, group: str) -> None:
+        """Take back all that somebody who goes has not acknowledged."""
+        await self._written()
+        self._table.retain(holder, [], group)
+        self._notify()
+        await self._written()
 
     @endpoint(idempotent=True)
     def progress(self, group: str) -> dict[str, int]:
@@ -201,15 +197,24 @@ class RowQueue(Actor):
     def step(self) -> float | None:
         """End what is overdue, free what nobody needs, keep within memory, shorten the journal."""
         now = time.monotonic()
+        if self._log.is_behind:
+            self._notify()
+            if self._log.is_behind:
+                self._log.compact(self._table.snapshot)
+                return RETRY_S
         if self._table.expire(now):
             self._notify()
         self._free()
         if now - self._ticked >= TICK_S:
             self._ticked = now
-            self._compact()
+            self._log.compact(self._table.snapshot)
             for group in self._spec.groups:
                 self.ctx.events.emit("rows", group=group.name, **self._table.progress(group.name))
-        if not self._relieve():
+        was_crowded = self._holding.is_crowded
+        is_enough = self._holding.relieve()
+        if was_crowded and not self._holding.is_crowded:
+            self._notify()
+        if not is_enough:
             return 0.0
         deadline = self._table.next_deadline()
         return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
@@ -230,86 +235,43 @@ class RowQueue(Actor):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._changed.wait()
-        self._commit()
+        if not self._log.is_behind:  # or whoever writes the rest down has to tell others of it
+            self._commit()
         return found
 
     def _notify(self) -> None:
         """Write down what was decided before anybody is told, and let the parked look again."""
-        self._commit()
+        if not self._commit():
+            return
         self._free()
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _commit(self) -> None:
+    async def _written(self) -> None:
+        """Wait until everything that was decided is written down."""
+        while self._log.is_behind:
+            await self._changed.wait()
+
+    def _commit(self) -> bool:
         events = self._table.take_events()
-        if not events:
-            return
+        if not events and not self._log.is_behind:
+            return True
         point("rows_decided")
-        self._journal.append(events)
-        self._journal.commit()
+        is_written = self._log.write(events)
         point("rows_committed")
-        if any(isinstance(event, RowsLeased) for event in events):
+        if not is_written or any(isinstance(event, RowsLeased) for event in events):
             self.ctx.wake()  # a deadline may have come nearer
+        return is_written
 
-    def _adopted(self, columns: Columns) -> Columns | None:
-        """Take over the memory of a put; None where it is not there: a repetition, or its writer is dead."""
-        names: dict[str, str] = {}
-        for segment in {column.segment for column in columns.values()}:
-            try:
-                names[segment] = self._space.adopt(segment, OWNER, 1)
-            except SegmentMissingError:
-                return None
-            self._orphans.discard(names[segment])
-        point("rows_adopted")
-        return {
-            name: msgspec.structs.replace(column, segment=names[column.segment])
-            for name, column in columns.items()
-        }
-
-    def _took(self, columns: Columns) -> None:
-        needed = self._table.segments()
-        by_segment: dict[str, list[str]] = {}
-        for name, column in columns.items():
-            by_segment.setdefault(column.segment, []).append(name)
-        for segment, names in by_segment.items():
-            if segment in needed:
-                self._memory.took(segment, [columns[name].ref() for name in names])
-            else:
-                self._memory.free(segment)
+    def _say_full(self, error: JournalSpaceError) -> None:
+        self.ctx.events.emit("journal_full", reason=str(error), need_bytes=error.need_bytes)
 
     def _free(self) -> None:
-        for segment in self._table.take_freed():
-            self._memory.free(segment)
+        self._holding.free()
         for dropped in self._table.take_dropped():
             self.ctx.events.emit("rows_dropped", **msgspec.structs.asdict(dropped))
 
     def _is_full(self) -> bool:
         limit = self._spec.max_rows
-        return self._is_crowded or bool(limit and self._table.resident_rows >= limit)
-
-    def _relieve(self) -> bool:
-        """Move rows into files where they are too many; return False where there is more to do."""
-        if not self._memory.is_over:
-            if self._is_crowded:
-                self._is_crowded = False
-                self._notify()
-            return True
-        try:
-            moved = self._memory.relieve(self._table.holdings())
-        except SpillError as error:
-            if not self._is_crowded:
-                self.ctx.events.emit("spill_failed", reason=str(error), memory_bytes=self._memory.nbytes)
-            self._is_crowded = True
-            return True
-        self._is_crowded = False
-        return moved.is_enough
-
-    def _compact(self) -> None:
-        """Replace a long journal by what is left of it; forget what nobody sent again."""
-        for segment in self._orphans:
-            self._space.unlink(segment)
-        self._orphans.clear()
-        if self._journal.nbytes < 2 * self._compacted_bytes + COMPACT_BYTES:
-            return
-        self._journal.rewrite(self._table.snapshot())
-        self._compacted_bytes = self._journal.nbytes
+        is_full = self._holding.is_crowded or bool(limit and self._table.resident_rows >= limit)
+        return is_full and not self._table.is_held_back

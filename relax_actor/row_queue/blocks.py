@@ -1,4 +1,4 @@
-"""The bytes of rows: written once, field by field, into shared memory; read where they lie."""
+"""The bytes of rows: laid out field by field, copied once, read where they lie."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,54 +7,62 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_actor.row_queue.records import Column, Columns
-from relax_actor.transfer_queue.storage import RowReader
-from transport.pool import ALIGN_BYTES, SegmentPool
+from transport.pool import ALIGN_BYTES
 
 Values = npt.NDArray[Any] | Sequence[npt.NDArray[Any]]
 """A field of some rows: one array a row, which differ in length only, or one array [rows] of numbers."""
 
+SharedValues = Mapping[int, npt.NDArray[Any]]
+"""A field that the rows of each group have in common: one array a group."""
+
 _KINDS = "biufc"  # bool, integers, floats, complex: what a dtype's name says completely
 
 
-def write(pool: SegmentPool, fields: Mapping[str, Values]) -> Columns:
-    """Copy fields into shared memory, all under one segment name.
+class Layout:
+    """Fields as they will lie in memory, one after the other.
 
     Args:
-        pool: whose memory it is.
-        fields: at least one, all of as many rows.
+        fields: at least one.
 
     Raises:
         ValueError: arrays that are not of numbers, or that differ in dtype or shape but for their length.
-        SegmentSpaceError: there is no room.
     """
-    layout: dict[str, tuple[list[npt.NDArray[Any]], Column]] = {}
-    end = 0
-    for name, values in fields.items():
-        arrays, column = _column(name, values, end)
-        layout[name] = arrays, column
-        nbytes = sum(column.lengths) * column.step_bytes
-        end = -(-(end + nbytes) // ALIGN_BYTES) * ALIGN_BYTES
-    piece = pool.place(max(1, end))
-    columns: Columns = {}
-    for name, (arrays, column) in layout.items():
-        placed = Column(piece.name, piece.offset + column.offset, column.dtype, column.tail, column.lengths)
-        ref = placed.ref()
-        out = np.ndarray(ref.shape, ref.dtype, buffer=piece.segment.buf, offset=ref.offset)
-        if len(arrays) == 1:
-            out[...] = arrays[0]
-        else:
-            np.concatenate(arrays, out=out)
-        columns[name] = placed
-    return columns
+
+    def __init__(self, fields: Mapping[str, Values]) -> None:
+        self._fields: list[tuple[str, list[npt.NDArray[Any]], Column]] = []
+        self.nbytes = 0
+        for name, values in fields.items():
+            arrays, column = _column(name, values, self.nbytes)
+            self._fields.append((name, arrays, column))
+            end = self.nbytes + sum(column.lengths) * column.step_bytes
+            self.nbytes = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+
+    def copy_to(self, buffer: memoryview, segment: str, offset: int) -> Columns:
+        """Copy all fields into a buffer that others know, or will know, as `segment`."""
+        columns: Columns = {}
+        for name, arrays, column in self._fields:
+            placed = Column(segment, offset + column.offset, column.dtype, column.tail, column.lengths)
+            ref = placed.ref()
+            out = np.ndarray(ref.shape, ref.dtype, buffer=buffer, offset=ref.offset)
+            if len(arrays) == 1:
+                out[...] = arrays[0]
+            else:
+                np.concatenate(arrays, out=out)
+            columns[name] = placed
+        return columns
 
 
-def view(reader: RowReader, column: Column) -> npt.NDArray[Any]:
-    """Return the values of a column end to end, in place and read-only, [sum of lengths, *tail].
+def by_group(shared: Mapping[str, SharedValues]) -> tuple[tuple[int, ...], dict[str, Values]]:
+    """Return the groups of shared fields, and the fields' values in that order.
 
     Raises:
-        SegmentMissingError: the rows are not here any more.
+        ValueError: fields of different groups.
     """
-    return reader.read(column.ref())
+    keys = tuple(next(iter(shared.values()))) if shared else ()
+    for name, values in shared.items():
+        if {*values} != {*keys}:
+            raise ValueError(f"`{name}` is of groups {sorted(values)}, and others of {sorted(keys)}")
+    return keys, {name: [values[key] for key in keys] for name, values in shared.items()}
 
 
 def _column(name: str, values: Values, offset: int) -> tuple[list[npt.NDArray[Any]], Column]:

@@ -1,6 +1,6 @@
 """What producers, queue and consumers say to one another, and what the queue writes down."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -44,11 +44,17 @@ Columns = dict[str, Column]
 
 
 class RowPart(msgspec.Struct, frozen=True, array_like=True):
-    """Consecutive rows, and where their fields are."""
+    """Consecutive rows, and where their own fields are."""
 
     first: int
     count: int
     columns: Columns
+    keys: tuple[int, ...] = ()  # the group of each row; empty where there are none
+
+    def cut(self, low: int, high: int) -> "RowPart":
+        """Return some of the rows, counted from the first."""
+        columns = {name: column.part(low, high) for name, column in self.columns.items()}
+        return RowPart(self.first + low, high - low, columns, self.keys[low:high])
 
 
 class Dealt(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +63,7 @@ class Dealt(msgspec.Struct, frozen=True, kw_only=True):
     lease_id: LeaseId
     parts: tuple[RowPart, ...]
     until_s: float  # on the queue's clock; for logs
+    shared: dict[int, Columns] = {}  # by group, what its rows have in common: columns of one value
 
 
 # -- what is written down -----------------------------------------------------------------------
@@ -72,6 +79,14 @@ class RowsPut(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     columns: Columns
     keys: tuple[int, ...] = ()  # the group of each row; empty where there are none
     group_rows: int = 0  # how many rows each of these groups has
+
+
+class SharedPut(msgspec.Struct, frozen=True, array_like=True, tag="shared"):
+    """A producer is about to put rows of these groups, which have fields in common."""
+
+    keys: tuple[int, ...]
+    columns: Columns  # a value for each group
+    gone: tuple[int, ...] = ()  # in a snapshot: how many rows of each group were here once
 
 
 class FieldsPut(msgspec.Struct, frozen=True, array_like=True, tag="fields"):
@@ -98,7 +113,7 @@ class TurnDealt(msgspec.Struct, frozen=True, array_like=True, tag="turn"):
     """The next turn of a group of ranks: the rows of each."""
 
     group: str
-    shares: list[Ranges]
+    shares: list[Ranges | None]  # None in a snapshot: the rank has had its share
 
 
 class RowsAcked(msgspec.Struct, frozen=True, array_like=True, tag="acked"):
@@ -147,6 +162,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     acked: int  # of all that were ever put
     dropped: int
     failures: dict[int, int]  # by row
+    wanted: dict[int, int] = {}  # by key: the rows of groups that have lost some
 
 
 class SeqSeen(msgspec.Struct, frozen=True, array_like=True, tag="seq"):
@@ -167,6 +183,7 @@ class PutBy(msgspec.Struct, frozen=True, array_like=True, tag="by"):
 Event = (
     RowsPut
     | FieldsPut
+    | SharedPut
     | RowsLeased
     | TurnDealt
     | RowsAcked
@@ -207,6 +224,12 @@ def ranges(rows: Iterable[int]) -> Ranges:
         else:
             found.append((row, row + 1))
     return found
+
+
+def each(rows: Ranges) -> Iterator[int]:
+    """Yield the rows of ranges."""
+    for low, high in rows:
+        yield from range(low, high)
 
 
 def count(rows: Ranges) -> int:

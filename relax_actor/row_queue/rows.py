@@ -5,81 +5,19 @@ for all. An extent goes, with its memory, when every group is done with all of i
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 
-from relax_actor.ids import Holder
-from relax_actor.row_queue.records import Column, Columns, FieldsPut, Ranges, RowPart, RowsPut, ranges
+from relax_actor.row_queue.extent import Extent
+from relax_actor.row_queue.records import (
+    Columns,
+    Ranges,
+    RowPart,
+    RowsPut,
+    SharedPut,
+    ranges,
+)
+from relax_actor.row_queue.shared import Shared
 from relax_actor.row_queue.spec import QueueSpec
-
-
-@dataclass(slots=True)
-class Span:
-    """A field of some rows of an extent."""
-
-    low: int
-    high: int
-    column: Column  # of the rows low to high
-
-
-@dataclass(slots=True)
-class Extent:
-    """What was put at once."""
-
-    producer: Holder
-    seq: int
-    first: int
-    count: int
-    keys: tuple[int, ...]
-    group_rows: int
-    masks: list[int]  # the fields that each row has, as bits
-    spans: dict[str, list[Span]] = field(default_factory=dict)
-    settled: dict[str, set[int]] = field(default_factory=dict)  # rows that a group is done with
-    open_groups: int = 0  # groups that are not done with all rows
-
-    @property
-    def end(self) -> int:
-        """One more than the last row."""
-        return self.first + self.count
-
-    @property
-    def segments(self) -> set[str]:
-        """Where its fields lie."""
-        return {span.column.segment for spans in self.spans.values() for span in spans}
-
-    def add(self, low: int, high: int, columns: Columns, bits: int) -> None:
-        """Add fields of rows."""
-        for name, column in columns.items():
-            self.spans.setdefault(name, []).append(Span(low, high, column))
-        for index in range(low - self.first, high - self.first):
-            self.masks[index] |= bits
-
-    def columns(self, low: int, high: int, names: Iterable[str]) -> Iterator[tuple[int, Columns]]:
-        """Yield pieces of rows, each by its end, whose fields each lie in one place."""
-        while low < high:
-            spans = {name: self._span(name, low) for name in names}
-            end = min(high, *(span.high for span in spans.values()))
-            yield (
-                end,
-                {name: span.column.part(low - span.low, end - span.low) for name, span in spans.items()},
-            )
-            low = end
-
-    def events(self) -> Iterator[RowsPut | FieldsPut]:
-        """Yield what makes it anew."""
-        whole = {
-            name: spans[0].column
-            for name, spans in self.spans.items()
-            if len(spans) == 1 and (spans[0].low, spans[0].high) == (self.first, self.end)
-        }
-        yield RowsPut(self.producer, self.seq, self.first, self.count, whole, self.keys, self.group_rows)
-        for name, spans in self.spans.items():
-            if name not in whole:
-                for span in spans:
-                    yield FieldsPut(self.producer, 0, [(span.low, span.high)], {name: span.column})
-
-    def _span(self, name: str, row: int) -> Span:
-        return next(span for span in self.spans[name] if span.low <= row < span.high)
 
 
 class Rows:
@@ -95,7 +33,7 @@ class Rows:
         self._starts: list[int] = []
         self._users: dict[str, int] = {}  # extents by segment
         self._freed: list[str] = []
-        self._needed: dict[int, int] = {}  # rows by group key that will ever be ready
+        self.shared = Shared()
         self.count = 0
 
     def add(self, event: RowsPut) -> Extent:
@@ -114,15 +52,28 @@ class Rows:
         self._extents[event.first] = extent
         self._starts.append(event.first)
         self.count += event.count
+        if self._spec.shared:
+            common = self.shared.came(event.first, event.keys, event.group_rows)
+            extent.masks[: len(event.keys)] = [self._spec.mask(tuple(columns)) for columns in common]
         self.extend(extent, extent.first, extent.end, event.columns)
         return extent
+
+    def share(self, event: SharedPut) -> None:
+        """Take what the rows of groups have in common."""
+        for segment in self.shared.add(event):
+            self._use(segment)
+
+    def end(self) -> None:
+        """Expect no further rows."""
+        for segment in self.shared.end():
+            self._release(segment)
 
     def extend(self, extent: Extent, low: int, high: int, columns: Columns) -> None:
         """Take further fields of rows of an extent."""
         before = extent.segments
         extent.add(low, high, columns, self._spec.mask(tuple(columns)))
         for segment in extent.segments - before:
-            self._users[segment] = self._users.get(segment, 0) + 1
+            self._use(segment)
 
     def find(self, row: int) -> Extent | None:
         """Return the extent of a row that is here."""
@@ -148,6 +99,11 @@ class Rows:
         extent = self.find(row)
         return extent is not None and any(row not in settled for settled in extent.settled.values())
 
+    def has(self, row: int, bits: int) -> bool:
+        """Whether a row that is here has all of these fields."""
+        extent = self.find(row)
+        return extent is not None and extent.masks[row - extent.first] & bits == bits
+
     def all_live(self, rows: Ranges) -> bool:
         """Whether that is so of all rows."""
         return all(self.is_live(row) for low, high in rows for row in range(low, high))
@@ -170,13 +126,22 @@ class Rows:
 
     def parts(self, rows: Ranges, names: Iterable[str]) -> list[RowPart]:
         """Return rows as a consumer gets them."""
-        names = tuple(names)
+        names = tuple(name for name in names if name not in self._spec.shared)
         found: list[RowPart] = []
         for extent, low, high in self.of(rows):
             for end, columns in extent.columns(low, high, names):
-                found.append(RowPart(low, end - low, columns))
+                keys = extent.keys[low - extent.first : end - extent.first]
+                found.append(RowPart(low, end - low, columns, keys))
                 low = end  # noqa: PLW2901 - where the next piece begins
         return found
+
+    def common(self, parts: Iterable[RowPart], names: Iterable[str]) -> dict[int, Columns]:
+        """Return by group what rows have in common, as a consumer gets it."""
+        shared = [name for name in names if name in self._spec.shared]
+        if not shared:
+            return {}
+        columns = {key: self.shared.columns(key) for part in parts for key in part.keys}
+        return {key: {name: each[name] for name in shared} for key, each in columns.items()}
 
     def length(self, row: int, name: str) -> int:
         """Return the length of a row's field."""
@@ -192,6 +157,30 @@ class Rows:
         if not extent.keys:
             return -1 - row, 1
         return extent.keys[row - extent.first], extent.group_rows
+
+    def keys_of(self, rows: Ranges) -> set[int]:
+        """Return the groups of rows, as far as they are here and have one."""
+        return {
+            key
+            for extent, low, high in self.of(rows)
+            for key in extent.keys[low - extent.first : high - extent.first]
+        }
+
+    def short(self, group: str, wanted: Mapping[int, int]) -> Ranges:
+        """Return the rows that a group is not done with and of whose key not enough were put.
+
+        Args:
+            group: of consumers.
+            wanted: how many are enough, for the keys of which some are gone.
+        """
+        found: dict[int, list[int]] = {}
+        enough: dict[int, int] = {}
+        for extent in self.extents():
+            for row, key in enumerate(extent.keys, extent.first):
+                if row not in extent.settled[group]:
+                    found.setdefault(key, []).append(row)
+                    enough[key] = wanted.get(key, extent.group_rows)
+        return ranges(sorted(row for key, rows in found.items() if len(rows) < enough[key] for row in rows))
 
     def is_settled(self, row: int, group: str) -> bool:
         """Whether a group is done with a row."""
@@ -221,6 +210,10 @@ class Rows:
         """Return every segment that is needed."""
         return set(self._users)
 
+    def needs(self, segment: str) -> bool:
+        """Whether a segment is needed."""
+        return segment in self._users
+
     def take_freed(self) -> list[str]:
         """Return the segments that nobody needs any more since the last call."""
         freed, self._freed = self._freed, []
@@ -231,7 +224,16 @@ class Rows:
         self._starts.pop(bisect_right(self._starts, extent.first) - 1)
         self.count -= extent.count
         for segment in extent.segments:
-            self._users[segment] -= 1
-            if not self._users[segment]:
-                del self._users[segment]
-                self._freed.append(segment)
+            self._release(segment)
+        if self._spec.shared:
+            for segment in self.shared.went(extent.keys):
+                self._release(segment)
+
+    def _use(self, segment: str) -> None:
+        self._users[segment] = self._users.get(segment, 0) + 1
+
+    def _release(self, segment: str) -> None:
+        self._users[segment] -= 1
+        if not self._users[segment]:
+            del self._users[segment]
+            self._freed.append(segment)

@@ -6,13 +6,11 @@ came back in front.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-from relax_actor.row_queue.records import Ranges, ranges
-from relax_actor.row_queue.spec import ConsumerGroup, Fifo, TokenBudget, WholeGroups
-
-Length = Callable[[int], int]
-"""The length of a row's counted field."""
+from relax_actor.row_queue.records import Ranges, each, ranges
+from relax_actor.row_queue.spec import ConsumerGroup, Fifo, WholeGroups
+from relax_actor.row_queue.turns import Length, TokensReady
 
 
 class FifoReady:
@@ -55,6 +53,10 @@ class FifoReady:
             max_rows -= high - low
         return sorted(found)
 
+    def is_on_offer(self, *, is_end: bool) -> bool:  # noqa: ARG002 - as of the other samplers
+        """Whether somebody would get something."""
+        return bool(self.count)
+
     def _cut(self, low: int, high: int) -> None:
         kept: deque[tuple[int, int]] = deque()
         for start, end in self._ranges:
@@ -76,7 +78,7 @@ class GroupsReady:
     def __init__(self, group_of: Callable[[int], tuple[int, int]]) -> None:
         self._group_of = group_of
         self._rows: dict[int, set[int]] = {}  # by group
-        self._wanted: dict[int, int] = {}  # rows of a group that will ever be ready, where some are gone
+        self.wanted: dict[int, int] = {}  # rows of a group that will ever be ready, where some are gone
         self._whole: OrderedDict[int, None] = OrderedDict()
         self.count = 0
 
@@ -107,10 +109,26 @@ class GroupsReady:
         """Do not wait for rows any more: their groups are whole without them."""
         for row in each(rows):
             key, wanted = self._group_of(row)
-            self._wanted[key] = self._wanted.get(key, wanted) - 1
+            self.wanted[key] = self.wanted.get(key, wanted) - 1
             self._look(key, wanted)
-            if self._wanted[key] <= 0:
-                del self._wanted[key]
+            if self.wanted[key] <= 0:
+                del self.wanted[key]
+
+    def finish(self, keys: Iterable[int]) -> None:
+        """Forget groups that a consumer is done with."""
+        for key in keys:
+            if key not in self._rows:
+                self.wanted.pop(key, None)
+
+    def restore(self, wanted: dict[int, int]) -> None:
+        """Take over how many rows the groups have that have lost some."""
+        self.wanted = dict(wanted)
+        for key, rows in wanted.items():
+            self._look(key, rows)
+
+    def is_on_offer(self, *, is_end: bool) -> bool:  # noqa: ARG002 - as of the other samplers
+        """Whether somebody would get something."""
+        return bool(self._whole)
 
     def offer(self, max_rows: int) -> Ranges:
         """Return whole groups, at least one of them if there is one, in ascending order."""
@@ -125,89 +143,8 @@ class GroupsReady:
     def _look(self, key: int, wanted: int) -> None:
         """See whether a group is whole now."""
         members = self._rows.get(key)
-        if members and len(members) >= self._wanted.get(key, wanted):
+        if members and len(members) >= self.wanted.get(key, wanted):
             self._whole.setdefault(key)
-
-
-class TokensReady:
-    """Rows for ranks, dealt in turns.
-
-    Args:
-        sampler: the budget.
-        length: of a row.
-    """
-
-    def __init__(self, sampler: TokenBudget, length: Length) -> None:
-        self._sampler, self._length = sampler, length
-        self._rows: dict[int, None] = {}  # in order
-        self._shares: list[deque[Ranges]] = [deque() for _ in range(sampler.ranks)]
-
-    @property
-    def count(self) -> int:
-        """How many rows are here, shares included."""
-        return len(self._rows) + sum(
-            high - low for shares in self._shares for share in shares for low, high in share
-        )
-
-    def give(self, rows: Ranges, *, again: bool = False) -> None:
-        """Add rows."""
-        fresh = dict.fromkeys(each(rows))
-        self._rows = {**fresh, **self._rows} if again else {**self._rows, **fresh}
-
-    def give_back(self, rank: int, share: Ranges) -> None:
-        """Let a rank have its share of a turn again."""
-        self._shares[rank].appendleft(share)
-
-    def take(self, rows: Ranges) -> None:
-        """Remove rows, also out of shares."""
-        gone = set(each(rows))
-        for row in gone & self._rows.keys():
-            del self._rows[row]
-        for shares in self._shares:
-            for index, share in enumerate(shares):
-                if gone.intersection(each(share)):
-                    shares[index] = ranges(row for row in each(share) if row not in gone)
-
-    def share(self, rank: int) -> Ranges | None:
-        """Return the next share of a rank, if there is one."""
-        return self._shares[rank][0] if self._shares[rank] else None
-
-    def deal(self, shares: list[Ranges]) -> None:
-        """Begin a turn."""
-        self.take([piece for share in shares for piece in share])
-        for rank, share in enumerate(shares):
-            self._shares[rank].append(share)
-
-    def lend(self, rank: int, rows: Ranges) -> None:
-        """Note that a rank has its next share."""
-        if self.share(rank) == rows:
-            self._shares[rank].popleft()
-        else:  # made by a snapshot
-            self.take(rows)
-
-    def turns(self) -> list[list[Ranges]]:
-        """Return the shares that no rank has yet, turn by turn."""
-        longest = max(map(len, self._shares))
-        return [
-            [shares[turn] if turn < len(shares) else [] for shares in self._shares] for turn in range(longest)
-        ]
-
-    def turn(self, *, is_end: bool) -> list[Ranges] | None:
-        """Return the next turn's shares: the longest row first, each to the rank with the fewest tokens.
-
-        None while there are fewer tokens than ranks have room for, unless no more will come.
-        """
-        budget, ranks = self._sampler.tokens, self._sampler.ranks
-        chosen: list[tuple[int, int]] = []
-        total = 0
-        for row in self._rows:
-            if total >= budget * ranks:
-                break
-            chosen.append((self._length(row), row))
-            total += chosen[-1][0]
-        if not chosen or (total < budget * ranks and not is_end):
-            return None
-        return _dealt(chosen, ranks, budget)
 
 
 def make_ready(
@@ -220,21 +157,3 @@ def make_ready(
     if isinstance(sampler, WholeGroups):
         return GroupsReady(group_of)
     return TokensReady(sampler, length)
-
-
-def each(rows: Ranges) -> Iterator[int]:
-    """Yield the rows of ranges."""
-    for low, high in rows:
-        yield from range(low, high)
-
-
-def _dealt(rows: Iterable[tuple[int, int]], ranks: int, budget: int) -> list[Ranges]:
-    shares: list[list[int]] = [[] for _ in range(ranks)]
-    tokens = [0] * ranks
-    for length, row in sorted(rows, key=lambda item: (-item[0], item[1])):
-        rank = min(range(ranks), key=lambda rank: (tokens[rank], rank))
-        if tokens[rank] and tokens[rank] + length > budget:
-            continue  # it waits for the next turn
-        shares[rank].append(row)
-        tokens[rank] += length
-    return [ranges(sorted(share)) for share in shares]

@@ -50,6 +50,8 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     fields: tuple[str, ...]
     groups: tuple[ConsumerGroup, ...]
+    shared: tuple[str, ...] = ()
+    """The fields that the rows of a group (of `keys`) have in common: stored once, and put by group."""
     max_bytes: int = 2 << 30
     """Rows in shared memory; more is moved into files, and where those have no room, producers wait."""
     max_rows: int = 0
@@ -65,8 +67,11 @@ class QueueSpec(msgspec.Struct, frozen=True, kw_only=True):
         _check_names("groups", tuple(group.name for group in self.groups))
         if len(self.fields) > MAX_FIELDS:
             raise ConfigError("fields", f"{len(self.fields)} of them; at most {MAX_FIELDS}")
+        unknown = [name for name in self.shared if name not in self.fields]
+        if unknown:
+            raise ConfigError("shared", f"names {unknown[0]!r}; the fields are {', '.join(self.fields)}")
         for group in self.groups:
-            _check_group(group, self.fields)
+            _check_group(group, self)
 
     def mask(self, names: tuple[str, ...]) -> int:
         """Return fields as the bits of an integer."""
@@ -81,17 +86,18 @@ def _check_names(what: str, names: tuple[str, ...]) -> None:
         raise ConfigError(what, f"names {min(twice)!r} twice")
 
 
-def _check_group(group: ConsumerGroup, fields: tuple[str, ...]) -> None:
+def _check_group(group: ConsumerGroup, spec: QueueSpec) -> None:
     where = f"groups.{group.name}"
     _check_names(f"{where}.needs", group.needs)
-    unknown = [name for name in group.needs if name not in fields]
+    unknown = [name for name in group.needs if name not in spec.fields]
     if unknown:
-        raise ConfigError(f"{where}.needs", f"names {unknown[0]!r}; the fields are {', '.join(fields)}")
+        raise ConfigError(f"{where}.needs", f"names {unknown[0]!r}; the fields are {', '.join(spec.fields)}")
     if group.lease_s <= 0 or group.max_attempts < 1:
         raise ConfigError(where, "lease_s must be positive and max_attempts at least 1")
     sampler = group.sampler
     if isinstance(sampler, TokenBudget):
         if sampler.tokens < 1 or sampler.ranks < 1:
             raise ConfigError(f"{where}.sampler", "tokens and ranks must be at least 1")
-        if sampler.length_of not in group.needs:
-            raise ConfigError(f"{where}.sampler", f"counts {sampler.length_of!r}, which is not among needs")
+        if sampler.length_of not in group.needs or sampler.length_of in spec.shared:
+            fact = f"counts {sampler.length_of!r}, which is not among needs, or shared"
+            raise ConfigError(f"{where}.sampler", fact)

@@ -2,10 +2,12 @@
 
 import heapq
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from typing import Any
 
 from relax_actor.ids import Holder, LeaseId
+from relax_actor.row_queue.extent import Extent
 from relax_actor.row_queue.records import (
     Event,
     Fenced,
@@ -20,13 +22,16 @@ from relax_actor.row_queue.records import (
     RowsPut,
     SeqSeen,
     Settled,
+    SharedPut,
     StreamEnded,
     TurnDealt,
+    each,
     ranges,
 )
-from relax_actor.row_queue.rows import Extent, Rows
-from relax_actor.row_queue.sampling import FifoReady, GroupsReady, TokensReady, each, make_ready
+from relax_actor.row_queue.rows import Rows
+from relax_actor.row_queue.sampling import FifoReady, GroupsReady, make_ready
 from relax_actor.row_queue.spec import ConsumerGroup, QueueSpec, TokenBudget
+from relax_actor.row_queue.turns import TokensReady
 
 REMEMBERED_PUTS = 256
 """Of each producer: a put sent again after so many others is refused instead of recognised."""
@@ -72,17 +77,30 @@ class TableState:
         self.deadlines: list[tuple[float, LeaseId]] = []
         self.fenced: dict[str, int] = {}
         self.seen: dict[Holder, dict[int, int]] = defaultdict(dict)  # first row by seq
-        self.newest_seq: dict[Holder, int] = {}
         self.put_by: Counter[str] = Counter()  # rows by the producer's name
+        self._appliers: dict[type, Callable[[Any], None]] = {
+            RowsPut: self._put,
+            SharedPut: self._shared,
+            FieldsPut: self._fields,
+            StreamEnded: self._stream_ended,
+            TurnDealt: self._turn,
+            RowsLeased: self._leased,
+            RowsAcked: self._acked,
+            LeaseOver: self._over,
+            RowsDropped: self._dropped,
+            Fenced: self._fence,
+            RowsGone: self._gone,
+            Settled: self._settled,
+            SeqSeen: self._seq,
+            PutBy: self._by,
+        }
 
-    @singledispatchmethod
     def apply(self, event: Event) -> None:
         """Make this what it is after an event, which must be possible."""
-        raise TypeError(f"{event!r} is no event of a row queue")
+        self._appliers[type(event)](event)
 
     # -- rows and fields ------------------------------------------------------------------------
 
-    @apply.register
     def _put(self, event: RowsPut) -> None:
         extent = self.rows.add(event)
         self.next_row = max(self.next_row, extent.end)
@@ -90,7 +108,9 @@ class TableState:
         self._remember(event.producer, event.seq, event.first)
         self._look(extent, extent.first, extent.end, 0)
 
-    @apply.register
+    def _shared(self, event: SharedPut) -> None:
+        self.rows.share(event)
+
     def _fields(self, event: FieldsPut) -> None:
         self._remember(event.producer, event.seq, 0)
         bits, at = self.spec.mask(tuple(event.columns)), 0
@@ -100,19 +120,17 @@ class TableState:
             self._look(extent, low, high, bits)
             at += high - low
 
-    @apply.register
     def _stream_ended(self, _: StreamEnded) -> None:
         self.is_ended = True
+        self.rows.end()
 
     # -- leases ---------------------------------------------------------------------------------
 
-    @apply.register
     def _turn(self, event: TurnDealt) -> None:
         ready = self.groups[event.group].ready
         assert isinstance(ready, TokensReady)  # noqa: S101 - nobody else deals turns
         ready.deal(event.shares)
 
-    @apply.register
     def _leased(self, event: RowsLeased) -> None:
         lease = Lease(event.group, event.holder, event.rows, event.until_s, event.rank)
         self.leases[event.lease_id] = lease
@@ -124,18 +142,18 @@ class TableState:
         else:
             ready.take(event.rows)
 
-    @apply.register
     def _acked(self, event: RowsAcked) -> None:
         for lease_id in event.lease_ids:
             lease = self.leases.pop(lease_id)
             state = self.groups[lease.group]
             for row in each(lease.rows) if state.failures else ():
                 state.failures.pop(row, None)
+            if isinstance(state.ready, GroupsReady) and state.ready.wanted:
+                state.ready.finish(self.rows.keys_of(lease.rows))
             state.acked += self._settle(lease.rows, lease.group)
 
-    @apply.register
     def _over(self, event: LeaseOver) -> None:
-        for lease_id in event.lease_ids:
+        for lease_id in sorted(event.lease_ids, reverse=True):  # what was lent first is in front again
             lease = self.leases.pop(lease_id)
             state = self.groups[lease.group]
             rows = ranges(row for row in each(lease.rows) if not self.rows.is_settled(row, lease.group))
@@ -146,7 +164,6 @@ class TableState:
             elif rows:
                 state.ready.give(rows, again=True)
 
-    @apply.register
     def _dropped(self, event: RowsDropped) -> None:
         for name in [event.group] if event.group else list(self.groups):
             state = self.groups[name]
@@ -158,31 +175,41 @@ class TableState:
             for row in each(gone):
                 state.failures.pop(row, None)
 
-    @apply.register
     def _fence(self, event: Fenced) -> None:
         self.fenced[event.name] = max(event.incarnation, self.fenced.get(event.name, 0))
+        for holder in [holder for holder in self.seen if self.is_fenced(holder)]:
+            del self.seen[holder]
 
     # -- snapshots ------------------------------------------------------------------------------
 
-    @apply.register
     def _gone(self, event: RowsGone) -> None:
         self.next_row = event.below
 
-    @apply.register
     def _settled(self, event: Settled) -> None:
         state = self.groups[event.group]
         state.ready.take(event.rows)
+        if isinstance(state.ready, GroupsReady):
+            state.ready.restore(event.wanted)
         self._settle(event.rows, event.group)
         state.acked, state.dropped = event.acked, event.dropped
         state.failures = Counter(event.failures)
 
-    @apply.register
     def _seq(self, event: SeqSeen) -> None:
         self._remember(event.producer, event.seq, event.first)
 
-    @apply.register
     def _by(self, event: PutBy) -> None:
         self.put_by[event.name] = event.rows
+
+    def is_fenced(self, holder: Holder) -> bool:
+        """Whether somebody is dead."""
+        return holder.incarnation < self.fenced.get(holder.name, 0)
+
+    def first_of(self, holder: Holder, seq: int) -> int | None:
+        """Return the first row of a put that is known; 0 of one that made none, -1 of one long ago."""
+        seen = self.seen.get(holder, {})
+        if seq in seen:
+            return seen[seq]
+        return -1 if len(seen) == REMEMBERED_PUTS and seq < min(seen) else None
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -218,6 +245,5 @@ class TableState:
             return  # made by a snapshot
         seen = self.seen[producer]
         seen[seq] = first
-        self.newest_seq[producer] = max(seq, self.newest_seq.get(producer, 0))
         if len(seen) > REMEMBERED_PUTS:
             del seen[min(seen)]

@@ -6,11 +6,12 @@ it does is in `state`, so that the events of a journal make the same table again
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
-from relax_actor.ids import GroupId, Holder, LeaseId
-from relax_actor.protocol import TensorRef
+from relax_actor.ids import Holder, LeaseId
+from relax_actor.row_queue.account import Account
+from relax_actor.row_queue.checks import check_columns, check_shared
 from relax_actor.row_queue.records import (
     Columns,
     Dealt,
@@ -18,29 +19,30 @@ from relax_actor.row_queue.records import (
     Fenced,
     FieldsPut,
     LeaseOver,
-    PutBy,
     Ranges,
     RowsAcked,
     RowsDropped,
-    RowsGone,
     RowsLeased,
     RowsPut,
-    SeqSeen,
-    Settled,
+    SharedPut,
     StreamEnded,
     TurnDealt,
     count,
+    each,
     ranges,
 )
-from relax_actor.row_queue.sampling import TokensReady, each
+from relax_actor.row_queue.sampling import GroupsReady
+from relax_actor.row_queue.snapshot import snapshot
 from relax_actor.row_queue.spec import QueueSpec
 from relax_actor.row_queue.state import GroupState, TableState
+from relax_actor.row_queue.turns import TokensReady
 from relax_actor.transfer_queue.records import Put
 
 POISON = "poison: whoever gets it does not acknowledge it"
+SHORT = "its group is not whole, and no further rows come"
 
 
-class Table:
+class Table(Account):
     """Rows, fields, consumer groups, leases.
 
     Args:
@@ -48,9 +50,9 @@ class Table:
     """
 
     def __init__(self, spec: QueueSpec) -> None:
+        super().__init__(TableState(spec))
         self.spec = spec
         self.refused: Counter[Put] = Counter()
-        self._state = TableState(spec)
         self._events: list[Event] = []
         self._dropped: list[RowsDropped] = []
 
@@ -65,8 +67,14 @@ class Table:
 
     # -- producers ------------------------------------------------------------------------------
 
-    def put(
-        self, producer: Holder, seq: int, columns: Columns, keys: Sequence[int] = (), group_rows: int = 0
+    def put(  # noqa: PLR0917 - as the endpoint has them
+        self,
+        producer: Holder,
+        seq: int,
+        columns: Columns,
+        keys: Sequence[int] = (),
+        group_rows: int = 0,
+        shared: SharedPut | None = None,
     ) -> tuple[Put, int]:
         """Take new rows.
 
@@ -76,19 +84,24 @@ class Table:
             columns: fields of all rows.
             keys: the group of each row, where rows have groups.
             group_rows: how many rows each of these groups has.
+            shared: what the rows of groups have in common; of a group that has it already, the first stays.
 
         Returns:
             What became of them, and the number of the first.
 
         Raises:
-            ValueError: an unknown field, columns of different lengths, or keys that do not fit.
+            ValueError: an unknown field, columns of different lengths, keys that do not fit, shared fields of
+                a group that has rows without them, or new rows after the end of the stream.
         """
-        rows = self._check(columns)
-        if keys and (len(keys) != rows or group_rows < 1):
-            raise ValueError(f"{rows} rows, {len(keys)} keys, {group_rows} rows a group")
         known = self.known(producer, seq)
         if known is not None:
             return known
+        rows = check_columns(self.spec, columns)
+        if keys and (len(keys) != rows or group_rows < 1):
+            raise ValueError(f"{rows} rows, {len(keys)} keys, {group_rows} rows a group")
+        if self._state.is_ended:
+            raise ValueError("the stream has ended: no rows are put after that")
+        self._share(shared, keys)
         first = self._state.next_row
         self._emit(RowsPut(producer, seq, first, rows, columns, tuple(keys), group_rows))
         return Put.ACCEPTED, first
@@ -101,11 +114,11 @@ class Table:
         Raises:
             ValueError: an unknown field, a length that does not fit, or a row that has only some of them.
         """
-        if self._check(columns) != count(rows):
-            raise ValueError(f"{count(rows)} rows, and columns of another length")
         known = self.known(producer, seq)
         if known is not None:
             return known[0]
+        if check_columns(self.spec, columns) != count(rows):
+            raise ValueError(f"{count(rows)} rows, and columns of another length")
         if not self._state.rows.all_live(rows):
             return self._refuse(Put.STALE)  # dropped meanwhile, or done with by everybody
         lacking = self._state.rows.lacking(rows, self.spec.mask(tuple(columns)))
@@ -120,18 +133,25 @@ class Table:
         return Put.ACCEPTED if lacking else self._refuse(Put.DUPLICATE)
 
     def end_stream(self) -> None:
-        """Say that no further rows come, so that what is left is dealt though it be little."""
-        if not self._state.is_ended:
-            self._emit(StreamEnded())
+        """Say that no further rows come: what is left is dealt, and what is no whole group is dropped."""
+        if self._state.is_ended:
+            return
+        self._emit(StreamEnded())
+        for name, state in self._state.groups.items():
+            if isinstance(state.ready, GroupsReady):
+                rows = self._state.rows.short(name, state.ready.wanted)
+                if rows:
+                    self._emit(RowsDropped(rows, SHORT, name))
 
     def known(self, producer: Holder, seq: int) -> tuple[Put, int] | None:
         """Say what became of a put that is repeated, or comes from the dead; None of a new one."""
-        if self._is_fenced(producer):
+        self._meet(producer)
+        if self._state.is_fenced(producer):
             return self._refuse(Put.STALE), 0
-        if seq > self._state.newest_seq.get(producer, 0):
+        first = self._state.first_of(producer, seq)
+        if first is None:
             return None
-        first = self._state.seen[producer].get(seq)
-        return (self._refuse(Put.STALE), 0) if first is None else (self._refuse(Put.DUPLICATE), first)
+        return (self._refuse(Put.STALE), 0) if first < 0 else (self._refuse(Put.DUPLICATE), first)
 
     # -- consumers ------------------------------------------------------------------------------
 
@@ -142,15 +162,17 @@ class Table:
             ValueError: no such group, or no such rank.
         """
         state = self._group(group, rank)
-        if self._is_fenced(holder):
+        self._meet(holder)
+        if self._state.is_fenced(holder):
             return None
         rows = self._next(state, max_rows, rank)
         if rows is None:
             return None
         lease_id, until_s = self._state.next_lease, now + state.spec.lease_s
         self._emit(RowsLeased(lease_id, group, holder, rows, until_s, rank))
-        parts = self._state.rows.parts(rows, state.spec.needs)
-        return Dealt(lease_id=lease_id, parts=tuple(parts), until_s=until_s)
+        parts = tuple(self._state.rows.parts(rows, state.spec.needs))
+        common = self._state.rows.common(parts, state.spec.needs)
+        return Dealt(lease_id=lease_id, parts=parts, until_s=until_s, shared=common)
 
     def ack(self, lease_ids: Sequence[LeaseId], holder: Holder) -> list[Put]:
         """Settle leased rows; a lease that has ended, or is another's, is refused."""
@@ -208,55 +230,7 @@ class Table:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
-    # -- questions ------------------------------------------------------------------------------
-
-    def rows_put_by(self, name: str) -> int:
-        """Return how many rows all incarnations of a producer have put."""
-        return self._state.put_by[name]
-
-    @property
-    def resident_rows(self) -> int:
-        """How many rows are here."""
-        return self._state.rows.count
-
-    def progress(self, group: str) -> dict[str, int]:
-        """Where all rows ever put are for a group: `put` is the sum of the others.
-
-        Raises:
-            ValueError: no such group.
-        """
-        state, rows = self._group(group, 0), self._state.rows
-        leased = sum(
-            not rows.is_settled(row, group)
-            for lease in self._state.leases.values()
-            if lease.group == group
-            for row in each(lease.rows)
-        )
-        known = state.acked + state.dropped + leased + state.ready.count
-        return {
-            "put": self._state.next_row,
-            "acked": state.acked,
-            "dropped": state.dropped,
-            "leased": leased,
-            "ready": state.ready.count,
-            "incomplete": self._state.next_row - known,
-        }
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the stream has ended and every group is done with every row."""
-        return self._state.is_ended and not self._state.rows.count
-
-    def segments(self) -> set[str]:
-        """Return every segment that is needed."""
-        return self._state.rows.segments()
-
-    def holdings(self) -> Iterator[tuple[GroupId, TensorRef]]:
-        """Yield every array that is needed, and the first of its rows, which are served in that order."""
-        for extent in self._state.rows.extents():
-            for spans in extent.spans.values():
-                for span in spans:
-                    yield GroupId(span.low), span.column.ref()
+    # -- what follows ---------------------------------------------------------------------------
 
     def take_events(self) -> list[Event]:
         """Return what was decided since the last call; to be written down before anybody is told."""
@@ -274,26 +248,27 @@ class Table:
 
     def snapshot(self) -> list[Event]:
         """Return events that make this table anew, without its past."""
-        state = self._state
-        events: list[Event] = [Fenced(name, incarnation) for name, incarnation in state.fenced.items()]
-        events.append(RowsGone(state.next_row))
-        for extent in state.rows.extents():
-            events += extent.events()
-        for name, group in state.groups.items():
-            settled = state.rows.settled_rows(name)
-            events.append(Settled(name, settled, group.acked, group.dropped, dict(group.failures)))
-            if isinstance(group.ready, TokensReady):
-                events += [TurnDealt(name, shares) for shares in group.ready.turns()]
-        events += [PutBy(name, rows) for name, rows in state.put_by.items()]
-        for producer, seen in state.seen.items():
-            events += [SeqSeen(producer, seq, first) for seq, first in seen.items()]
-        events += [
-            RowsLeased(lease_id, lease.group, lease.holder, lease.rows, lease.until_s, lease.rank)
-            for lease_id, lease in state.leases.items()
-        ]
-        return events + ([StreamEnded()] if state.is_ended else [])
+        return snapshot(self._state)
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _meet(self, holder: Holder) -> None:
+        """Take back what earlier incarnations hold: their end may have been told to a queue that died."""
+        if holder.incarnation > max(1, self._state.fenced.get(holder.name, 0)):
+            self.holder_gone(holder.name, holder.incarnation - 1)
+
+    def _share(self, shared: SharedPut | None, keys: Sequence[int]) -> None:
+        if shared is None:
+            return
+        check_shared(self.spec, shared, keys)
+        new = self._state.rows.shared.lacking(shared.keys)
+        if len(new) == len(shared.keys):
+            self._emit(shared)
+            return
+        for key in new:
+            at = shared.keys.index(key)
+            part = {name: column.part(at, at + 1) for name, column in shared.columns.items()}
+            self._emit(SharedPut((key,), part))
 
     def _next(self, state: GroupState, max_rows: int, rank: int) -> Ranges | None:
         ready = state.ready
@@ -302,7 +277,7 @@ class Table:
         if ready.share(rank) is None:
             turn = ready.turn(is_end=self._state.is_ended)
             if turn is not None:
-                self._emit(TurnDealt(state.spec.name, turn))
+                self._emit(TurnDealt(state.spec.name, [*turn]))
         return ready.share(rank)
 
     def _over(self, lease_ids: Sequence[LeaseId]) -> None:
@@ -316,27 +291,6 @@ class Table:
             poison = sorted(row for row, n in state.failures.items() if n >= state.spec.max_attempts)
             if poison:
                 self._emit(RowsDropped(ranges(poison), POISON, name))
-
-    def _check(self, columns: Columns) -> int:
-        unknown = [name for name in columns if name not in self.spec.fields]
-        if unknown:
-            raise ValueError(f"no field {unknown[0]!r}; there are {', '.join(self.spec.fields)}")
-        lengths = {len(column.lengths) for column in columns.values()}
-        if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"columns of {sorted(lengths)} rows")
-        return lengths.pop()
-
-    def _is_fenced(self, holder: Holder) -> bool:
-        return holder.incarnation < self._state.fenced.get(holder.name, 0)
-
-    def _group(self, name: str, rank: int) -> GroupState:
-        state = self._state.groups.get(name)
-        if state is None:
-            raise ValueError(f"no consumer group {name!r}; there are {', '.join(self._state.groups)}")
-        ranks = getattr(state.spec.sampler, "ranks", 1)
-        if not 0 <= rank < ranks:
-            raise ValueError(f"no rank {rank}; {name!r} has {ranks}")
-        return state
 
     def _refuse(self, what: Put) -> Put:
         self.refused[what] += 1

@@ -9,7 +9,6 @@ import logging
 import os
 import random
 import secrets
-import shutil
 import sys
 import tempfile
 import threading
@@ -25,23 +24,23 @@ from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig
 from relax_actor.errors import ConfigError, StartFailed
 from relax_actor.ids import Holder
-from relax_actor.node import remains
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision import events
 from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.commands import Finished
 from relax_actor.supervision.epoch import next_epoch
-from relax_actor.supervision.fleet import FAN_OUT, Fleet
+from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.foothold import Foothold
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
 from relax_actor.supervision.policy import NodeStatus, TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
+from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
 from transport.security import CurveKeys
-from transport.shm import ShmSpace
 
 A = TypeVar("A", bound=Actor)
 log = logging.getLogger(__name__)
@@ -110,8 +109,8 @@ class Supervisor:
         """Start the tree and return at once; `wait_ready` waits for it."""
         for folder in ("logs", "crash"):
             (self.run_dir / folder).mkdir(parents=True, exist_ok=True)
-        self._socket_dir, self._claim = remains.claim(self.run_id, self.run_id, self._shm_root)
-        head = Address.ipc(self._socket_dir / "head")
+        self._foothold = Foothold(self.run_id, self._shm_root)
+        head = Address.ipc(self._foothold.folder / "head")
         keys = CurveKeys.generate() if len(self._hosts) > 1 or self._address else None
         config = self._node_config(head, keys)
         self._policy = TreePolicy(
@@ -130,14 +129,17 @@ class Supervisor:
             on_record=self._shell.heard,
             remote=Address.tcp(self._address) if self._address else None,
             keys=keys,
-            space=ShmSpace(self.run_id, self._shm_root),
+            space=self._foothold.space,
         )
         self._courier.start()
+        if all(host.prefix for host in self._hosts):
+            self._foothold.keep_clear(config.epoch)
         self._open = True
         self._courier.run_soon(self._shell.start, self._courier)
         return self
 
     def _node_config(self, head: Address, keys: CurveKeys | None) -> NodeConfig:
+        self._epoch = next_epoch(self.run_dir)
         return NodeConfig(
             run_id=self.run_id,
             run_dir=str(self.run_dir),
@@ -147,7 +149,7 @@ class Supervisor:
             shm_root=self._shm_root,
             zygotes={name: tuple(modules) for name, modules in self._zygotes.items()},
             path=tuple(entry or str(Path.cwd()) for entry in sys.path),
-            epoch=next_epoch(self.run_dir),
+            epoch=self._epoch,
             keys=keys.to_bytes() if keys else b"",
             lease=self._lease,
             join_timeout_s=self._join_timeout_s,
@@ -215,9 +217,7 @@ class Supervisor:
         self._courier.run_soon(self._close_shell, done)
         done.wait()
         self._courier.stop()
-        ShmSpace(self.run_id, self._shm_root).sweep()  # where no agent is on this host, nobody else does
-        shutil.rmtree(self._socket_dir, ignore_errors=True)
-        os.close(self._claim)
+        self._foothold.leave()
 
     def _close_shell(self, done: threading.Event) -> None:
         try:
@@ -275,6 +275,32 @@ class Supervisor:
         """
         self._decide(events.RemoveChild(name=name))
 
+    def scale(self, child: str, replicas: int) -> None:
+        """Have an elastic child have so many replicas; does not wait until they are there, or gone.
+
+        New replicas start; those with the highest numbers leave: see `Actor.on_drain`.
+
+        Raises:
+            SpecError: it cannot have them, or an earlier change is not done yet; nothing is changed.
+        """
+        self._decide(events.Scale(child=child, replicas=replicas))
+
+    def kill_child(self, name: str, reason: str = "asked to kill") -> None:
+        """Kill one actor; what follows is what follows from any failure of it.
+
+        Raises:
+            SpecError: there is no such actor, or it has no process now.
+        """
+        self._decide(events.KillChild(name=name, reason=reason))
+
+    def replicas(self, child: str) -> int:
+        """Return how many replicas a child has, those that come and go included.
+
+        Raises:
+            SpecError: there is no such child.
+        """
+        return self._policy.replicas(child).count
+
     def _decide(self, event: events.Event) -> None:
         """Give the policy an event and wait for its decision, which may be a refusal."""
         decided: Future[None] = Future()
@@ -308,7 +334,23 @@ class Supervisor:
     @property
     def homeless(self) -> Mapping[str, str]:
         """The actors that wait for a host, with the host and why it is away."""
-        return self._shell.homeless
+        return self._shell.homeless.why
+
+    @property
+    def host(self) -> str:
+        """The name of this process's own host in the tree; empty where no actor runs on it."""
+        return next((host.name for host in self._hosts if not host.prefix), "")
+
+    @property
+    def shm_root(self) -> str:
+        """The folder of this host's shared-memory segments."""
+        roots = (host.shm_root for host in self._hosts if not host.prefix)
+        return next(roots, "") or self._shm_root
+
+    @property
+    def incarnation(self) -> int:
+        """How many supervisors have run in this run folder, this one included; known once it is started."""
+        return self._epoch
 
     def pid(self, name: str) -> int | None:
         """Return the pid of the incarnation that runs, if any."""

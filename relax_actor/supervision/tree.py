@@ -7,7 +7,7 @@ What the shell adds is telling every actor who is up and who is gone (`directory
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -22,9 +22,11 @@ from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
 from relax_actor.supervision.directory import Directory, identity_of
 from relax_actor.supervision.fleet import Fleet
+from relax_actor.supervision.homeless import Homeless
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
+from relax_actor.supervision.orders import Orders
 from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.roster import Roster
 from relax_actor.supervision.sights import Sights
@@ -66,11 +68,12 @@ class TreeShell:
         self._directory: Directory
         self._timers: dict[str, Any] = {}
         self._roster = Roster()
+        self._orders = Orders(policy, self.handle)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
         self.is_ready = False
-        self.homeless: Mapping[str, str] = {}  # replaced, never changed: any thread may look
+        self.homeless = Homeless()
 
     def start(self, courier: Courier) -> None:
         """Start the node agents; the tree starts when all have joined."""
@@ -82,10 +85,16 @@ class TreeShell:
         self._fleet.start(self, courier)
 
     def handle(self, event: events.Event) -> None:
-        """Give the policy a fact and carry out what it decides."""
+        """Give the policy a fact and carry out what it decides.
+
+        Raises:
+            SpecError: a change that cannot be; nothing is changed.
+        """
+        if isinstance(event, events.Scale) and (spec := self._policy.replicas(event.child).spec) is not None:
+            self._fleet.check_room(spec, event.replicas)
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
-        if isinstance(event, events.AddChild | events.RemoveChild):
+        if isinstance(event, events.AddChild | events.RemoveChild | events.Scale):
             self._chronicle.tree("tree_changed", self._policy.snapshot())
         self._on_change()
 
@@ -162,6 +171,8 @@ class TreeShell:
                 self.handle(events.SpareReady(name=record.name))
             case wire.Look():
                 self._sights.ask(peer, record)
+            case wire.Order():
+                self._courier.say(peer, self._orders.take(record))
             case wire.Meeting():
                 self._meetings.opened(record)
             case wire.Released():
@@ -204,7 +215,7 @@ class TreeShell:
 
     def _gone(self, name: str, incarnation: int, how: events.Exit, doing: str = "", last: str = "") -> None:
         lag_s = self._fleet.lag_s((name, incarnation))
-        self._has_no_need_of_a_host(name)
+        self.homeless.settle(name)
         pid = self._roster.gone((name, incarnation))
         self._fleet.gone((name, incarnation))
         self._directory.gone(PeerGone(name=name, incarnation=incarnation, reason=str(how)))
@@ -270,18 +281,14 @@ class TreeShell:
             self._found_host(key)
 
         if absence := self._fleet.absence(home.host):
-            self.homeless = {**self.homeless, key[0]: f"{home.host}: {absence}"}
+            self.homeless.wait(key[0], home.host, absence)
             waits = events.AwaitsHost(name=key[0], incarnation=key[1], host=home.host)
             self._courier.loop.call_soon(self.handle, waits)
         self._fleet.when_joined(key, spawn)
 
     def _found_host(self, key: Key) -> None:
-        if key[0] in self.homeless:
-            self._has_no_need_of_a_host(key[0])
+        if self.homeless.settle(key[0]):
             self._courier.loop.call_soon(self.handle, events.HostFound(name=key[0], incarnation=key[1]))
-
-    def _has_no_need_of_a_host(self, name: str) -> None:
-        self.homeless = {other: why for other, why in self.homeless.items() if other != name}
 
     def _promote(self, command: commands.Promote) -> None:
         spare, key = (command.spare, 1), (command.name, command.incarnation)
@@ -298,7 +305,8 @@ class TreeShell:
         key = command.name, command.incarnation
         self._roster.told_to_stop.add(key)
         if key in self._roster.ready:
-            self._courier.say(identity_of(*key), wire.Stop(reason="its supervisor stops it"))
+            why = "it leaves" if command.drain_s else "its supervisor stops it"
+            self._courier.say(identity_of(*key), wire.Stop(reason=why, drain_s=command.drain_s))
         else:  # still in its constructor: it owns nothing yet that it could clean up
             self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
 
@@ -317,4 +325,6 @@ class TreeShell:
         root_is_up = report.kind is commands.ReportKind.SUPERVISOR_READY
         if root_is_up and report.fields.get("supervisor") == self._policy.root_id:
             self.is_ready = True
+        if report.kind is commands.ReportKind.CHILD_REMOVED:
+            self._chronicle.tree("tree_changed", self._policy.snapshot())
         self._chronicle.note(report.kind.value, report.fields)

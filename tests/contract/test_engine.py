@@ -1,11 +1,18 @@
-"""One suite for every engine: the scripted fake is proven here to keep the real ones' promises."""
+"""One suite for every engine: the scripted fake is proven here to keep the real ones' promises.
 
+What some engines promise and others do not is in `KINDS`; `only` runs a test with those that promise it.
+"""
+
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from sglang_bench import SglangBench
+from sglang_site import interpreter
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -20,12 +27,14 @@ from transformers import (
 from relax_actor.engines.base import Prefix, Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
 from relax_actor.engines.scripted import ScriptedEngine
+from relax_actor.engines.sglang.weights import SglangUpdateError
 from relax_actor.engines.transformers_engine import TransformersEngine
 from relax_actor.engines.vision_engine import VisionEngine
 from relax_actor.protocol import FinishReason
 
-VOCABULARY, CONTEXT, SEED = 103, 96, 11
+VOCABULARY, CONTEXT, SEED = 103, 512, 11
 STOPS = (2, 3)
+DEADLINE_S = 60.0
 TINY = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -40,7 +49,7 @@ TINY = {
     "eos_token_id": STOPS[0],
 }
 CONFIGS = {
-    "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**TINY, tie_word_embeddings=True, architectures=["Qwen3ForCausalLM"]),
     "llama": LlamaConfig(**TINY, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**TINY, tie_word_embeddings=True),
     "vision": Qwen3VLConfig(
@@ -72,7 +81,76 @@ CONFIGS = {
         tie_word_embeddings=True,
     ),
 }
-REAL = ["qwen3", "llama", "qwen2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What engines of a kind promise beyond what all do."""
+
+    model: str = "qwen3"
+    """Which of `CONFIGS` it runs."""
+    is_real: bool = True
+    """Its log-probs are those of the model."""
+    lockstep: bool = True
+    """A call of `step` samples exactly one token of every request; others sample by themselves."""
+    long: int = 24
+    """Tokens of a sample that does not come to its end while a test looks at it."""
+    heard: bool = True
+    """Tokens are known as they come, not only at a sample's end."""
+    repeatable: bool = True
+    """A sample depends on the seed, its ids and the weights alone."""
+    exact: bool = False
+    """It does so to the last bit of its log-probs."""
+    reads_back: bool = True
+    """It shows the weights that it has."""
+    mends: bool = True
+    """After an install that failed it goes on, with its requests, once one succeeds; others are over."""
+    parts: bool = True
+    """An install may bring some weights, or none: the others stay."""
+
+
+SERVER = {
+    "lockstep": False,
+    "long": 400,
+    "repeatable": False,
+    "reads_back": False,
+    "mends": False,
+    "parts": False,
+}
+KINDS = {
+    "scripted": Kind(is_real=False, exact=True),
+    "qwen3": Kind(),
+    "llama": Kind(model="llama"),
+    "qwen2": Kind(model="qwen2"),
+    "alone": Kind(exact=True),
+    "vision": Kind(model="vision"),
+    "sglang": Kind(**SERVER, heard=False),
+    "sglang_chunks": Kind(**SERVER),  # the same server; requests are streamed
+}
+EVERY = ["scripted", "qwen3", "llama", "alone", "vision", "sglang", "sglang_chunks"]
+REAL = ["qwen3", "llama", "qwen2", "alone", "sglang", "sglang_chunks"]
+
+
+SLOW = (pytest.mark.sglang, pytest.mark.timeout(400))  # the first of them waits for a server
+
+
+def params_of(kinds, **promises):
+    """Return the kinds that promise this, as parameters."""
+    keeping = [
+        kind for kind in kinds if all(getattr(KINDS[kind], name) == value for name, value in promises.items())
+    ]
+    return [pytest.param(kind, marks=SLOW if kind.startswith("sglang") else ()) for kind in keeping]
+
+
+def only(**promises):
+    """Run a test with the kinds that promise this, of those it would run with."""
+
+    def decorate(test):
+        names = test.__code__.co_varnames[: test.__code__.co_argcount]
+        fixture, kinds = ("real", REAL) if "real" in names else ("kind", EVERY)
+        return pytest.mark.parametrize(fixture, params_of(kinds, **promises), indirect=True)(test)
+
+    return decorate
 
 
 class Model:
@@ -106,14 +184,29 @@ def models(tmp_path_factory):
     }
 
 
+@pytest.fixture(scope="module")
+def sglang_bench(tmp_path_factory):
+    bench = SglangBench(interpreter(), tmp_path_factory.mktemp("sglang"))
+    yield bench
+    bench.close()
+
+
 @pytest.fixture
-def build(models):
-    """Make an engine of a kind: `scripted`, an architecture, or `alone`, which is deterministic."""
+def build(models, request):
+    """Make an engine of one of `KINDS`; `alone` is deterministic."""
     classes = {"vision": VisionEngine}
 
     def make(kind="qwen3", *, slots=16, seed=SEED, installed=True, **changes):
-        name = "qwen3" if kind in ("alone", "scripted") else kind
-        if kind == "scripted":
+        name = KINDS[kind].model
+        if kind.startswith("sglang"):
+            engine = request.getfixturevalue("sglang_bench").engine(
+                models[name][0].folder,
+                vocabulary=VOCABULARY,
+                context=CONTEXT,
+                slots=slots,
+                stream=KINDS[kind].heard,
+            )
+        elif kind == "scripted":
             shapes = {n: tuple(w.shape) for n, w in models[name][0].weights()}
             engine = ScriptedEngine(
                 seed=seed,
@@ -134,15 +227,21 @@ def build(models):
     return make
 
 
-@pytest.fixture(params=["scripted", "qwen3", "llama", "alone", "vision"])
+@pytest.fixture(params=params_of(EVERY))
 def kind(request):
     return request.param
 
 
 @pytest.fixture
+def long(kind):
+    """How many tokens a sample has that goes on while others come and go."""
+    return KINDS[kind].long
+
+
+@pytest.fixture
 def policies(models, kind):
     """Two policies of the kind's shape."""
-    return models[kind if kind in models else "qwen3"]
+    return models[KINDS[kind].model]
 
 
 @pytest.fixture
@@ -171,22 +270,44 @@ def ragged(count=12, **changes):
 def drain(engine, done=None):
     """Step until nothing is in flight; return completions by key."""
     done = {} if done is None else done
-    for _ in range(500):
+    for _ in stepping():
         if not engine.in_flight:
             return done
         done.update({c.request.key: c for c in engine.step()})
-    pytest.fail("the engine does not finish")
+    return pytest.fail("the engine does not finish")
 
 
 def run(engine, requests):
     """Sample all requests, as many at once as fit."""
     waiting, done = list(requests), {}
-    while waiting or engine.in_flight:
+    for _ in stepping():
         free = engine.free_slots
         engine.submit(waiting[:free])
         waiting = waiting[free:]
         done.update({c.request.key: c for c in engine.step()})
-    return done
+        if not waiting and not engine.in_flight:
+            return done
+    return pytest.fail("the engine does not finish")
+
+
+def advance(engine, tokens):
+    """Step until every request in flight has so many tokens, or more if the engine is not in lockstep."""
+    for _ in stepping():
+        if all(length >= tokens for length in engine.lengths().values()):
+            return
+        assert engine.step() == []
+    pytest.fail("the engine does not sample")
+
+
+def stepping():
+    """Go on for a while: an engine that samples by itself is looked at every few milliseconds."""
+    end = time.monotonic() + DEADLINE_S
+    steps = 0
+    while time.monotonic() < end:
+        yield steps
+        steps += 1
+        if steps > 64:
+            time.sleep(0.002)
 
 
 def tokens_of(done):
@@ -208,18 +329,28 @@ def test_a_fresh_engine_has_no_version_and_refuses_requests(build, kind):
 
 def test_install_sets_the_version(engine, policies):
     assert engine.version == 0
+    engine.install(3, policies[0].weights())
+    engine.install(3, policies[1].weights())
+    assert engine.version == 3
+
+
+@only(parts=True)
+def test_an_install_may_bring_some_weights_or_none(engine, policies):
     engine.install(3, policies[0].weights()[:1])
     engine.install(3, [])
     assert engine.version == 3
 
 
-def test_a_lower_version_is_refused_and_nothing_changes(engine):
-    engine.install(3, [])
+def test_a_lower_version_is_refused_and_nothing_changes(engine, policies):
+    engine.install(3, policies[0].weights())
     with pytest.raises(ValueError, match="2 is lower than 3"):
-        engine.install(2, [])
+        engine.install(2, policies[0].weights())
     assert engine.version == 3
+    engine.submit([request(max_new=2)])
+    assert set(drain(engine)) == {(0, 0)}
 
 
+@only(mends=True)
 def test_an_unknown_weight_or_a_wrong_shape_is_refused_until_a_whole_install(engine, policies):
     norm = next(name for name, _ in policies[0].weights() if name.endswith("model.norm.weight"))
     with pytest.raises(KeyError, match=r"no\.such"):
@@ -240,18 +371,43 @@ def half_of(weights):
     raise ConnectionError("the source is lost")
 
 
+def assert_samples_nothing(engine):
+    assert engine.version is None
+    for refused in (engine.step, lambda: engine.submit([request(group=1)]), lambda: engine.weights([])):
+        with pytest.raises(EngineNotReadyError):
+            refused()
+
+
+@only(mends=True)
 def test_an_install_that_breaks_off_leaves_torn_weights_from_which_nothing_is_sampled(engine, policies):
+    engine.submit([request(max_new=3)])
+    with pytest.raises(ConnectionError):
+        engine.install(1, half_of(policies[1].weights()))
+    assert_samples_nothing(engine)
+
+
+@only(mends=True)
+def test_an_install_may_break_off_again_and_requests_in_flight_wait(engine, policies):
     engine.submit([request(max_new=3)])
     for version in (1, 2):
         with pytest.raises(ConnectionError):
             engine.install(version, half_of(policies[1].weights()))
-        assert engine.version is None
-        for refused in (engine.step, lambda: engine.submit([request(group=1)]), lambda: engine.weights([])):
-            with pytest.raises(EngineNotReadyError):
-                refused()
+        assert_samples_nothing(engine)
         assert engine.in_flight == 1
 
 
+@only(mends=False, heard=False)  # of the two that share a server, one: it does not survive this
+def test_an_engine_whose_weights_are_torn_samples_nothing_and_is_over(engine, policies, long):
+    """Another one takes its place, and its requests."""
+    engine.submit([request(max_new=long)])
+    with pytest.raises(SglangUpdateError, match="the source is lost"):
+        engine.install(1, half_of(policies[1].weights()))
+    assert_samples_nothing(engine)
+    with pytest.raises(EngineNotReadyError):
+        engine.install(2, policies[1].weights())
+
+
+@only(mends=True)
 def test_samples_in_flight_keep_their_tokens_while_the_weights_are_torn_and_go_on(engine, policies):
     engine.submit([request(max_new=4)])
     engine.step()
@@ -262,6 +418,7 @@ def test_samples_in_flight_keep_their_tokens_while_the_weights_are_torn_and_go_o
     assert drain(engine)[0, 0].versions.tolist() == [0, 2, 2, 2]
 
 
+@only(mends=True)
 def test_torn_weights_may_go_back_to_the_version_before(engine, policies):
     with pytest.raises(ConnectionError):
         engine.install(1, half_of(policies[1].weights()))
@@ -269,6 +426,11 @@ def test_torn_weights_may_go_back_to_the_version_before(engine, policies):
     assert engine.version == 0
 
 
+def test_an_engine_says_whether_it_can_read_back(build, kind):
+    assert build(kind, installed=False).can_read_back == KINDS[kind].reads_back
+
+
+@only(reads_back=True)
 def test_weights_that_are_read_back_are_those_that_were_installed(engine, policies):
     for version, policy in enumerate(policies):
         engine.install(version, policy.weights())
@@ -278,19 +440,22 @@ def test_weights_that_are_read_back_are_those_that_were_installed(engine, polici
         assert all(torch.equal(found[name], published[name]) for name in published)
 
 
+@only(reads_back=True)
 def test_a_weight_nobody_installed_cannot_be_read_back(engine):
     with pytest.raises(KeyError, match=r"no\.such"):
         list(engine.weights(["no.such"]))
 
 
-def test_invalid_weights_are_torn(engine, policies):
+def test_nothing_is_sampled_from_invalid_weights(engine):
+    engine.invalidate()
+    assert_samples_nothing(engine)
+
+
+@only(mends=True)
+def test_invalid_weights_are_torn_and_can_be_replaced(engine, policies):
     engine.submit([request(max_new=2)])
     engine.step()
     engine.invalidate()
-
-    assert engine.version is None
-    with pytest.raises(EngineNotReadyError):
-        engine.step()
     engine.install(1, policies[1].weights())
     assert drain(engine)[0, 0].versions.tolist() == [0, 1]
 
@@ -307,11 +472,19 @@ def test_slots_are_counted_and_used_again(engine):
         engine.submit([request(group=round_, sample=i) for i in range(16)])
 
 
+@only(lockstep=True)
 def test_finished_requests_are_returned_at_once(engine):
     engine.submit([request(sample=i, max_new=i) for i in (1, 2, 3)])
     returned = [[c.request.sample_index for c in engine.step()] for _ in range(3)]
     assert returned == [[1], [2], [3]]
     assert engine.step() == []
+
+
+def test_a_short_sample_is_returned_while_a_long_one_goes_on(engine, long):
+    engine.submit([request(sample=0, max_new=long), request(sample=1, max_new=2)])
+    returned = next(done for _ in stepping() if (done := engine.step()))
+    assert [completion.request.key for completion in returned] == [(0, 1)]
+    assert engine.in_flight == 1
 
 
 def test_a_completion_has_one_log_prob_and_version_for_every_token(engine):
@@ -327,10 +500,11 @@ def test_a_completion_has_one_log_prob_and_version_for_every_token(engine):
         assert ((completion.tokens >= 0) & (completion.tokens < VOCABULARY)).all()
 
 
-def test_any_stop_token_ends_a_sample_and_is_its_last_token(engine):
+def test_any_stop_token_ends_a_sample_and_is_its_last_token(engine, kind):
     """Every third token stops, so that both reasons are seen."""
+    samples = 16 if KINDS[kind].repeatable else 128
     stops = tuple(range(4, VOCABULARY, 3))
-    done = run(engine, [request(sample=i, max_new=4, stop_token_ids=stops) for i in range(16)])
+    done = run(engine, [request(sample=i, max_new=4, stop_token_ids=stops) for i in range(samples)])
 
     reasons = {completion.finish_reason for completion in done.values()}
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
@@ -388,20 +562,46 @@ def test_a_key_is_in_flight_once(engine):
     engine.submit([request()])
 
 
-def test_abort_returns_the_tokens_so_far(engine):
+def test_abort_returns_what_it_stops_and_the_others_go_on(engine, long):
+    engine.submit([request(sample=i, max_new=long) for i in range(5)])
+    engine.step()
+
+    aborted = {c.request.key: c for c in engine.abort([(0, 1), (0, 3), (7, 7)])}
+
+    assert sorted(aborted) == [(0, 1), (0, 3)]
+    for completion in aborted.values():
+        assert completion.finish_reason is FinishReason.ABORT
+        assert len(completion.tokens) == len(completion.logprobs) == len(completion.versions) < long
+    assert engine.in_flight == 3
+    rest = drain(engine)
+    assert sorted(rest) == [(0, 0), (0, 2), (0, 4)]
+    assert all(len(completion.tokens) == long for completion in rest.values())
+
+
+@only(heard=True)
+def test_abort_returns_the_tokens_so_far(engine, long):
+    engine.submit([request(max_new=long)])
+    advance(engine, 3)
+    (seen,) = engine.peek([(0, 0)])
+    (aborted,) = engine.abort([(0, 0)])
+
+    assert 3 <= len(seen.tokens) <= len(aborted.tokens) < long
+    assert aborted.tokens[: len(seen.tokens)].tolist() == seen.tokens.tolist()
+
+
+@only(lockstep=True)
+def test_a_sample_has_one_token_for_every_step_when_it_is_aborted(engine):
     engine.submit([request(sample=i, max_new=20) for i in range(5)])
     for _ in range(3):
         engine.step()
     engine.submit([request(group=1, max_new=20)])
 
-    aborted = {c.request.key: c for c in engine.abort([(0, 1), (0, 3), (1, 0), (7, 7)])}
+    aborted = {c.request.key: c for c in engine.abort([(0, 1), (0, 3), (1, 0)])}
 
     assert {key: len(c.tokens) for key, c in aborted.items()} == {(0, 1): 3, (0, 3): 3, (1, 0): 0}
-    assert all(c.finish_reason is FinishReason.ABORT for c in aborted.values())
-    assert engine.in_flight == 3
-    assert sorted(drain(engine)) == [(0, 0), (0, 2), (0, 4)]
 
 
+@only(repeatable=True)
 def test_abort_disturbs_no_other_sample(build, kind):
     requests = [request(sample=i, max_new=12) for i in range(6)]
     undisturbed = tokens_of(run(build(kind), requests))
@@ -413,11 +613,12 @@ def test_abort_disturbs_no_other_sample(build, kind):
     assert tokens_of(drain(engine)) == {key: undisturbed[key] for key in [(0, 1), (0, 3), (0, 4), (0, 5)]}
 
 
-def test_an_install_in_mid_sequence_marks_the_tokens_that_follow(engine):
+@only(lockstep=True)
+def test_an_install_in_mid_sequence_marks_the_tokens_that_follow(engine, policies):
     engine.submit([request(max_new=6)])
     engine.step()
     engine.step()
-    engine.install(4, [])
+    engine.install(4, policies[0].weights())
     engine.submit([request(group=1, max_new=2)])
     done = drain(engine)
 
@@ -425,6 +626,23 @@ def test_an_install_in_mid_sequence_marks_the_tokens_that_follow(engine):
     assert done[1, 0].versions.tolist() == [4, 4]
 
 
+@only(heard=True)
+def test_a_sample_over_an_install_has_tokens_of_both_versions_in_order(engine, policies, long):
+    engine.submit([request(max_new=long)])
+    advance(engine, 2)
+    engine.install(4, policies[1].weights())
+    engine.submit([request(group=1, max_new=2)])
+    done = drain(engine)
+
+    versions = done[0, 0].versions.tolist()
+    assert len(versions) == long
+    assert versions == sorted(versions)
+    assert versions[:2] == [0, 0]
+    assert set(versions) == {0, 4}
+    assert done[1, 0].versions.tolist() == [4, 4]
+
+
+@only(repeatable=True)
 def test_samples_do_not_depend_on_replica_order_or_neighbours(build, kind):
     requests = ragged(10, stop_token_ids=STOPS)
     first = tokens_of(run(build(kind), requests))
@@ -435,11 +653,16 @@ def test_samples_do_not_depend_on_replica_order_or_neighbours(build, kind):
         assert tokens_of(run(replica, [one])) == {one.key: first[one.key]}
 
 
-def test_samples_of_a_prompt_differ_and_so_do_seeds(build, kind):
+def test_samples_of_a_prompt_differ(engine):
+    done = tokens_of(run(engine, [request(sample=i, max_new=30) for i in range(8)]))
+    assert len({tuple(tokens) for tokens in done.values()}) == 8
+
+
+@only(repeatable=True)
+def test_samples_differ_by_seed(build, kind):
     requests = [request(sample=i, max_new=10) for i in range(8)]
     done = tokens_of(run(build(kind), requests))
 
-    assert len({tuple(tokens) for tokens in done.values()}) == 8
     assert tokens_of(run(build(kind, seed=SEED + 1), requests)) != done
 
 
@@ -455,11 +678,14 @@ def test_forbidden_tokens_are_never_sampled(engine):
 
 
 def cut_after(build, kind, requests, steps):
-    """Sample for some steps; return the requests that were not finished, with what they had."""
+    """Sample some tokens; return the requests that were not finished, with what they had."""
     engine = build(kind)
     engine.submit(requests)
-    for _ in range(steps):
-        engine.step()
+    if KINDS[kind].lockstep:
+        for _ in range(steps):
+            engine.step()
+    else:
+        advance(engine, steps)
     return [continued(completion) for completion in engine.abort([one.key for one in requests])]
 
 
@@ -472,6 +698,7 @@ def continued(completion):
     return msgspec.structs.replace(completion.request, prefix=prefix)
 
 
+@only(repeatable=True)
 def test_a_sample_goes_on_elsewhere_as_it_would_have_gone_on(build, kind):
     """Cut after any number of steps, among others at any stage, with its tokens, log-probs and reason."""
     requests = ragged(6, stop_token_ids=STOPS)
@@ -485,23 +712,27 @@ def test_a_sample_goes_on_elsewhere_as_it_would_have_gone_on(build, kind):
             assert completion.tokens.tolist() == whole[key].tokens.tolist()
             assert completion.finish_reason is whole[key].finish_reason
             np.testing.assert_allclose(completion.logprobs, whole[key].logprobs, atol=1e-4, rtol=0)
-            if kind in ("scripted", "alone"):
+            if KINDS[kind].exact:
                 assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
 
 
-def test_a_prefix_counts_for_max_new_tokens_and_keeps_its_versions(build, kind, policies):
-    (cut,) = cut_after(build, kind, [request(max_new=6)], 4)
+@only(heard=True)
+def test_a_prefix_counts_for_max_new_tokens_and_keeps_its_versions(build, kind, policies, long):
+    (cut,) = cut_after(build, kind, [request(max_new=long)], 4)
+    had = len(cut.prefix.tokens)
     engine = build(kind)
     engine.install(3, policies[1].weights())
     engine.submit([cut])
-    assert engine.lengths() == {(0, 0): 4}
+    assert engine.lengths()[0, 0] >= had
     completion = drain(engine)[0, 0]
 
-    assert completion.versions.tolist() == [0, 0, 0, 0, 3, 3]
-    assert completion.tokens[:4].tolist() == list(cut.prefix.tokens)
+    assert completion.versions.tolist() == [0] * had + [3] * (long - had)
+    assert completion.tokens[:had].tolist() == list(cut.prefix.tokens)
+    assert completion.logprobs[:had].tolist() == list(cut.prefix.logprobs)
     assert completion.finish_reason is FinishReason.LENGTH
 
 
+@only(repeatable=True)
 def test_samples_of_one_prompt_may_go_on_from_different_places_and_from_none(build, kind):
     group = [request(sample=i, max_new=8) for i in range(4)]
     whole = run(build(kind), group)
@@ -526,6 +757,7 @@ def test_a_prefix_without_a_log_prob_or_version_for_every_token_is_refused(engin
         engine.submit([msgspec.structs.replace(request(), prefix=prefix)])
 
 
+@only(lockstep=True)
 def test_tokens_so_far_can_be_looked_at_while_a_sample_goes_on(build, kind):
     whole = run(build(kind), [request(max_new=5)])[0, 0]
     engine = build(kind)
@@ -539,6 +771,24 @@ def test_tokens_so_far_can_be_looked_at_while_a_sample_goes_on(build, kind):
         assert len(seen.logprobs) == len(seen.versions) == step
         assert seen.finish_reason is FinishReason.ABORT
     assert tokens_of(drain(engine))[0, 0] == whole.tokens.tolist()
+    assert engine.lengths() == {}
+
+
+@only(heard=True)
+def test_what_was_seen_of_a_sample_is_how_it_begins(engine, long):
+    engine.submit([request(max_new=long), request(sample=1, max_new=long)])
+    seen = []
+    for tokens in (1, 5, 20):
+        advance(engine, tokens)
+        (found,) = engine.peek([(0, 0), (7, 7)])
+        assert found.finish_reason is FinishReason.ABORT
+        assert tokens <= len(found.tokens) == len(found.logprobs) == len(found.versions)
+        seen.append(found)
+    whole = drain(engine)[0, 0]
+
+    for found in seen:
+        assert found.tokens.tolist() == whole.tokens[: len(found.tokens)].tolist()
+        assert found.logprobs.tolist() == whole.logprobs[: len(found.tokens)].tolist()
     assert engine.lengths() == {}
 
 
@@ -556,20 +806,20 @@ def assert_exact(model, done, temperature=1.0):
         np.testing.assert_allclose(completion.logprobs, exact, atol=1e-4, rtol=0)
 
 
-@pytest.fixture(params=[*REAL, "alone"])
+@pytest.fixture(params=params_of(REAL))
 def real(request):
     return request.param
 
 
 @pytest.fixture
 def model(models, real):
-    return models["qwen3" if real == "alone" else real][0]
+    return models[KINDS[real].model][0]
 
 
 @pytest.fixture
 def other(models, real):
     """Another policy of the same shape."""
-    return models["qwen3" if real == "alone" else real][1]
+    return models[KINDS[real].model][1]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -578,10 +828,12 @@ def test_log_probs_are_those_of_a_plain_forward(build, real, model, temperature)
     requests = ragged(14, temperature=temperature, stop_token_ids=STOPS)
     requests.append(request(group=50, prompt=[9] * 40, max_new=50, temperature=temperature))
     engine, done = build(real, slots=9), {}
-    while requests or engine.in_flight:
+    for _ in stepping():
         joining, requests = requests[: min(2, engine.free_slots)], requests[min(2, engine.free_slots) :]
         engine.submit(joining)
         done.update({c.request.key: c for c in engine.step()})
+        if not requests and not engine.in_flight:
+            break
 
     assert len(done) == 22
     assert_exact(model, done, temperature)
@@ -638,6 +890,7 @@ def test_a_tied_weight_may_come_under_either_name(build, models):
     assert_exact(model, run(engine, ragged(4)))
 
 
+@only(lockstep=True)
 def test_requests_in_flight_keep_their_keys_and_values_over_an_install(build, real, models, other):
     """The token after the install is that of the new weights over the old cache: neither policy's own."""
     engine = build(real)
@@ -740,12 +993,12 @@ def test_alone_part_of_a_group_is_sampled_again_bit_for_bit(build):
         assert completion.logprobs.tobytes() == whole[key].logprobs.tobytes()
 
 
+@pytest.mark.parametrize("real", params_of([each for each in REAL if each != "sglang_chunks"]), indirect=True)
 def test_weights_that_are_not_numbers_stop_the_engine(build, real, model):
     engine = build(real)
     engine.install(1, [(name, torch.full_like(value, torch.nan)) for name, value in model.weights()])
-    engine.submit([request()])
     with pytest.raises(LogitsError):
-        engine.step()
+        run(engine, [request()])
 
 
 @pytest.mark.parametrize("changes", [{"prompt": (5, VOCABULARY)}, {"forbidden_token_ids": (-1,)}])
@@ -790,7 +1043,7 @@ def test_building_an_engine_leaves_torchs_generator_alone(build):
 
 def test_a_window_shorter_than_the_context_is_refused(tmp_path):
     MistralConfig(**TINY, sliding_window=32).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="sliding window of 32 tokens is shorter than the context of 96"):
+    with pytest.raises(ValueError, match=f"window of 32 tokens is shorter than the context of {CONTEXT}"):
         TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32")
 
     engine = TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32", context=32)

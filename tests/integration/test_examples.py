@@ -42,6 +42,14 @@ def test_words_are_counted_once_although_a_counter_dies(tmp_path):
     assert "died: SIGKILL" in out
 
 
+@pytest.mark.fault
+def test_every_row_passes_three_stages_although_one_dies(tmp_path):
+    out = run("row_queue/stages.py", folder=tmp_path)
+    assert out.count("picture") == 16
+    assert "group 7: text number 15, picture 7, score 14" in out
+    assert out.splitlines()[-1] == "{'put': 16, 'acked': 16}"
+
+
 def test_the_application_of_the_guide_is_as_short_as_it_says():
     assert "in 40 lines of code" in (EXAMPLES.parent / "docs" / "guides" / "embed.md").read_text()
     source = ast.parse((EXAMPLES / "embedded" / "counters.py").read_text())

@@ -54,6 +54,7 @@ class Play:
             GenerationSettings(seed=3, stream=stream > 0),
             self.updater,
             vocabulary=VOCABULARY,
+            names=frozenset({"w"}),
             log=folder / "server.log",
             update_mode=mode,
             health_s=health_s,
@@ -131,6 +132,14 @@ def wait_for(what):
     while not what():
         assert time.monotonic() < end
         time.sleep(0.002)
+
+
+def test_a_weight_that_the_model_does_not_have_is_named_and_never_passed_over(play):
+    """SGLang itself says nothing of it."""
+    engine = play().engine
+    with pytest.raises(KeyError, match=r"experts\.fused"):
+        engine.install(1, [("w", torch.arange(8.0)), ("experts.fused", torch.zeros(2))])
+    assert engine.version is None
 
 
 def test_an_engine_that_has_started_serves_and_has_no_version(play):

@@ -23,6 +23,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from relax_actor.dcs import PolicyPublisher
+from relax_actor.engines.sglang.settings import QUICK_START
 from relax_actor.engines.sglang.weights import (
     Deadlines,
     SglangUpdateError,
@@ -108,16 +109,6 @@ def server(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory, sglang_pyt
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         client.close()
-
-
-@pytest.fixture(scope="module")
-def sglang_python() -> str:
-    python = os.environ.get("RELAX_ACTOR_SGLANG_PYTHON", "")
-    if not python:
-        if os.environ.get("REQUIRE_SGLANG"):
-            pytest.fail("REQUIRE_SGLANG is set, and RELAX_ACTOR_SGLANG_PYTHON is not")
-        pytest.skip("RELAX_ACTOR_SGLANG_PYTHON says nothing: there is no SGLang here")
-    return python
 
 
 @pytest.fixture
@@ -296,7 +287,7 @@ def _command(python: str, model: Path, port: int) -> list[str]:
         " --max-total-tokens 8192 --mem-fraction-static 0.1 --disable-cuda-graph --max-running-requests 16"
     )
     flags += " --context-length 512"
-    return [python, "-m", "sglang.launch_server", "--model-path", str(model), *flags.split()]
+    return [python, str(QUICK_START), "--model-path", str(model), *flags.split()]
 
 
 def _free_port() -> int:

@@ -13,8 +13,9 @@ import pytest
 import ssh_hosts
 from namespaces import make_network, tear_down
 from ssh_hosts import Servers
+from ssh_launch import Launcher as Starter
 
-from launcher.options import Launcher, LaunchOptions, RemoteOptions
+from launcher.options import Launcher, LaunchOptions, NetworkOptions, RemoteOptions
 from launcher.over_hosts import Reached, hosts_of
 
 
@@ -54,11 +55,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reach(servers: Servers, python: Path, tmp_path: Path):
     """Return what makes hosts of servers."""
 
-    def reach(*which: ssh_hosts.Sshd, ssh=None, entries=(), **remote: object) -> Reached:
+    def reach(*which: ssh_hosts.Sshd, ssh=None, entries=(), master_addr="", **remote: object) -> Reached:
         options = LaunchOptions(
             launcher=Launcher.SSH,
             hosts=tuple(entries) or tuple(map(servers.entry, which)),
             ssh=ssh or servers.options(),
+            network=NetworkOptions(master_addr=master_addr),
             remote=msgspec.structs.replace(
                 RemoteOptions(python=str(python), workdir=str(tmp_path)), **remote
             ),
@@ -66,6 +68,14 @@ def reach(servers: Servers, python: Path, tmp_path: Path):
         return hosts_of(options, tmp_path / "run")
 
     return reach
+
+
+@pytest.fixture
+def start(servers: Servers, python: Path, tiny_model, tmp_path: Path) -> Iterator[Starter]:
+    """Return what starts a launch over servers."""
+    starter = Starter(servers, python, tiny_model, tmp_path)
+    yield starter
+    starter.close()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import pytest
 from sample_actors import Counter
 
 from launcher.hosts import HostEntry
+from launcher.options import Launcher, LaunchOptions
 from launcher.over_hosts import problems
 from launcher.ssh_causes import SshCause, SshError
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
@@ -25,7 +26,8 @@ def cause_of(reach, servers, tmp_path, server, *options, entry=None, ssh=None, *
     )
     with pytest.raises(StartFailed, match="0 of 1 hosts joined"), tree:
         pass
-    [error] = problems(read_events(tmp_path / "run" / "events.jsonl")[0], entries)
+    options = LaunchOptions(launcher=Launcher.SSH, hosts=tuple(entries))
+    [error] = problems(read_events(tmp_path / "run" / "events.jsonl")[0], options)
     assert error.host == entries[0].name
     assert "hint: " in str(error)
     return error.cause, str(error)

@@ -1,7 +1,7 @@
 """Models and servers for tests and benchmarks of the engine `sglang`, on GPUs or rehearsed on a CPU.
 
 Where SGLang is comes from the environment: RELAX_ACTOR_SGLANG_PYTHON (the interpreter), _ARGS (more words for
-the server) and _ENV (JSON, added to its environment).
+the server), _ENV (JSON, added to its environment) and _QUICK (0: a plain start).
 """
 
 import importlib.util
@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, head dimension
     "tiny": (64, 128, 2, 4, 2, 16),
     "0.6b": (1024, 3072, 28, 16, 8, 128),
+    "tiny-moe": (64, 128, 2, 4, 2, 16),
+    "small-moe": (1024, 3072, 4, 16, 8, 128),
 }
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}
 
 
 def python() -> str:
@@ -37,13 +40,14 @@ def server_options() -> dict[str, Any]:
         "sglang_python": python(),
         "sglang_args": tuple(shlex.split(os.environ.get("RELAX_ACTOR_SGLANG_ARGS", ""))),
         "sglang_env": json.loads(os.environ.get("RELAX_ACTOR_SGLANG_ENV", "{}")),
+        "sglang_quick_start": os.environ.get("RELAX_ACTOR_SGLANG_QUICK", "1") == "1",
     }
 
 
 def model_folder(folder: Path, shape: str, *, context: int = 4096, seed: int = 0) -> Any:
     """Write a random Qwen3 with a character tokenizer; return it."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     spec = importlib.util.spec_from_file_location(
         "char_model", ROOT / "examples" / "spell_backward" / "char_model.py"
@@ -52,7 +56,9 @@ def model_folder(folder: Path, shape: str, *, context: int = 4096, seed: int = 0
     spec.loader.exec_module(char_model)
     tokenizer = char_model.char_tokenizer()
     hidden, intermediate, layers, heads, kv_heads, head_dim = SHAPES[shape]
-    config = Qwen3Config(
+    is_moe = shape.endswith("moe")
+    config = (Qwen3MoeConfig if is_moe else Qwen3Config)(
+        **(EXPERTS if is_moe else {}),
         vocab_size=128,
         hidden_size=hidden,
         intermediate_size=intermediate,
@@ -71,7 +77,8 @@ def model_folder(folder: Path, shape: str, *, context: int = 4096, seed: int = 0
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = Qwen3ForCausalLM(config).to(torch.bfloat16 if device == "cuda" else torch.float32).eval()
+        made = (Qwen3MoeForCausalLM if is_moe else Qwen3ForCausalLM)(config)
+        model = made.to(torch.bfloat16 if device == "cuda" else torch.float32).eval()
     char_model.save(folder, model, tokenizer)
     return model
 
@@ -130,6 +137,7 @@ def start_engine(folder: Path, log: Path, *, told: Told | None = None, gpu: str 
         stream_tokens=stream,
         args=rollout["sglang_args"],
         env=rollout["sglang_env"],
+        quick_start=rollout["sglang_quick_start"],
     )
     device = f"cuda:{gpu}" if on_gpu else "cpu"
     placement = WeightPlacement(device=device, server_devices=(device,), ranks=1)

@@ -1,5 +1,6 @@
 """Real sshds on loopback addresses of this machine, each of which stands for a host."""
 
+import functools
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ from relax_actor.node.names import socket_folders
 
 PACKAGES = Path(sys.executable).parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
 ROOT = Path(__file__).parents[2]
+_OWN_SHM = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
 
 
 def missing() -> str:
@@ -29,6 +31,13 @@ def missing() -> str:
     return f"there is no {', '.join(lacking)}: apt-get install openssh-server" if lacking else ""
 
 
+@functools.cache
+def own_shm() -> tuple[str, ...]:
+    """Return the command that runs another one with shared memory of its own; empty: there is no way."""
+    done = subprocess.run([*_OWN_SHM, "true"], capture_output=True, check=False)
+    return _OWN_SHM if done.returncode == 0 else ()
+
+
 @dataclass
 class Sshd:
     """One server, at an address and a port of its own."""
@@ -37,6 +46,11 @@ class Sshd:
     address: str
     port: int
     process: subprocess.Popen[bytes]
+
+    @property
+    def as_word(self) -> str:
+        """The address as a hostfile has it."""
+        return f"[{self.address}]" if ":" in self.address else self.address
 
     @property
     def sessions(self) -> list[psutil.Process]:
@@ -130,7 +144,7 @@ class Servers:
         server = Sshd(folder, address, port, process)
         self.stack.callback(server.stop)
         self.running.append(server)
-        eventually(lambda: _listens(address, port))
+        eventually(lambda: "Server listening on" in (folder / "log").read_text())
         key = (self.folder / "host.pub").read_text().split()
         with self.known_hosts.open("a") as known:
             known.write(f"[{address}]:{port} {key[0]} {key[1]}\n")
@@ -155,7 +169,7 @@ def make_venv(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def running_of(run_id: str, *, but_sockets: bool = False) -> list[str]:
+def running_of(run_id: str) -> list[str]:
     """Return what is left of a run on this machine: processes by their marks, segments, socket folders."""
     found = []
     for process in psutil.process_iter():
@@ -166,28 +180,22 @@ def running_of(run_id: str, *, but_sockets: bool = False) -> list[str]:
             continue
     shm = [str(path) for path in Path("/dev/shm").iterdir() if run_id in path.name]  # noqa: S108 - that is where
     sockets = [str(path) for path in socket_folders().glob(f"*{run_id}*")]
-    return found + shm + ([] if but_sockets else sockets)
+    return found + shm + sockets
 
 
-def await_nothing(
-    run_id: str, processes: list[psutil.Process], within_s: float = 15.0, *, but_sockets: bool = False
-) -> float:
+def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 15.0) -> float:
     """Return how long it took until nothing of a run was left, in seconds.
 
     Args:
         run_id: of the run.
         processes: which must be gone as well.
         within_s: how long it may take.
-        but_sockets: a head that was killed leaves its folder to the next one.
 
     Raises:
         AssertionError: something is left; says what.
     """
     since = time.monotonic()
-    while left := [
-        *map(_described, filter(is_there, processes)),
-        *running_of(run_id, but_sockets=but_sockets),
-    ]:
+    while left := [*map(_described, filter(is_there, processes)), *running_of(run_id)]:
         assert time.monotonic() - since < within_s, left
         time.sleep(0.05)
     return time.monotonic() - since
@@ -218,14 +226,6 @@ def _free_port(address: str) -> int:
     with socket.socket(family) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
-
-
-def _listens(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def stop(process: psutil.Process) -> None:

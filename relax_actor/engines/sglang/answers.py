@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from relax_actor.engines.errors import LogitsError
 from relax_actor.engines.sglang.settings import UNINIT
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
@@ -53,6 +54,7 @@ def parse(answer: Any, key: Key, *, is_event: bool = False) -> Answer:
 
     Raises:
         PartialRolloutFormatError: something is missing, or does not fit together.
+        LogitsError: a log-prob is not a number; its row is the token's place.
     """
     tokens = _field(answer, "output_ids", key)
     meta = _field(answer, "meta_info", key)
@@ -141,6 +143,8 @@ def _logprobs(meta: Mapping[str, Any], tokens: Sequence[int], key: Key) -> tuple
         fact = f"has {len(entries)} entries for {len(tokens)} tokens"
         raise PartialRolloutFormatError(key, "meta_info.output_token_logprobs", fact)
     for place, (entry, token) in enumerate(zip(entries, tokens, strict=True)):
+        if entry[1] == token and entry[0] is None:  # what JSON has for NaN
+            raise LogitsError([place])
         if entry[1] != token or not isinstance(entry[0], float | int):
             fact = f"has {entry} at {place}, where the token is {token}"
             raise PartialRolloutFormatError(key, "meta_info.output_token_logprobs", fact)

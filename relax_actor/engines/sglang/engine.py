@@ -83,6 +83,7 @@ class SglangEngine:
         generation: how requests are made.
         make_updater: of weights.
         vocabulary: how many tokens the model has.
+        names: of its weights; SGLang passes over others in silence. None: not known.
         log: where the server's output goes.
         update_mode: `auto`, or which of `in_place` and `abort`.
         health_s: how long no token may come before one is asked for; see `Health`.
@@ -101,12 +102,14 @@ class SglangEngine:
         make_updater: MakeUpdater,
         *,
         vocabulary: int,
+        names: frozenset[str] = frozenset(),
         log: Path,
         update_mode: str = "auto",
         health_s: float = 15.0,
         around: Surroundings = Surroundings(),
     ) -> None:
         self._settings, self._vocabulary, self._around = server, vocabulary, around
+        self._names = names
         self._state = EngineState.DOWN
         self._down_reason, self._death = "", ""
         self._has_died = threading.Event()
@@ -174,6 +177,7 @@ class SglangEngine:
 
         Raises:
             ValueError: a lower version; nothing has changed.
+            KeyError: a name that the model does not have.
             Exception: whatever went wrong. The engine is down, unless only the source failed, before
                 the server was touched: then it has no version until the next install.
         """
@@ -350,7 +354,9 @@ class SglangEngine:
 
     def _update(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
         collected = _Collected(self._generation, self._mode)
-        report = self._updater.update(version, weights, mode=self._mode, on_pause=collected.collect)
+        report = self._updater.update(
+            version, self._known(weights), mode=self._mode, on_pause=collected.collect
+        )
         self._move(EngineTrigger.WHOLE)
         self._version = self._lowest_version = version
         replayed = self._generation.resume(version)
@@ -369,6 +375,12 @@ class SglangEngine:
             aborted=collected.samples,
             replayed_tokens=replayed,
         )
+
+    def _known(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
+        for name, tensor in weights:
+            if self._names and name not in self._names:
+                raise KeyError(f"the model has no weight `{name}`")
+            yield name, tensor
 
     # -- its end -------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ Nothing here is tuned for one machine: what a machine lacks comes by `args`, whi
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -12,6 +13,9 @@ UNINIT = "uninit"
 
 SPARE_TOKENS = 8
 """SGLang's context is by so much longer than ours: it keeps a few tokens of every request for itself."""
+
+QUICK_START = Path(__file__).with_name("quick_start")
+"""The folder that SGLang's interpreter runs for a quick start."""
 
 CPU_KV_TOKENS = 16_384
 """What its cache holds on a CPU, where models are small and memory is the run's."""
@@ -44,6 +48,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     keep_fds: tuple[int, ...] = ()
     """Descriptors that it inherits, such as the lock of its GPUs."""
+    quick_start: bool = True
+    """By `relax_actor.engines.sglang.quick_start`, which imports once and less."""
 
 
 class Ports(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +61,10 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
 
 def command(settings: ServerSettings, ports: Ports) -> list[str]:
     """Return the words of the command line."""
-    words = [settings.python, "-m", "sglang.launch_server"]
+    words = [
+        settings.python,
+        *((str(QUICK_START),) if settings.quick_start else ("-m", "sglang.launch_server")),
+    ]
     words += ["--model-path", settings.model, "--host", "127.0.0.1"]
     words += ["--port", str(ports.http), "--nccl-port", str(ports.nccl)]
     words += ["--tp-size", str(settings.tp), "--dtype", settings.dtype]
@@ -75,7 +84,9 @@ def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python:
         own: of this process; the mark by which a dead actor's processes are found is in it.
         own_python: this process' interpreter; another one is not told our module path.
     """
-    passed = {name: value for name, value in own.items() if name != "PYTHONPATH"}
+    # Compiling SGLang's modules anew at each start costs more than all else of it.
+    kept_back = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE"} if settings.quick_start else {"PYTHONPATH"}
+    passed = {name: value for name, value in own.items() if name not in kept_back}
     if settings.python == own_python and "PYTHONPATH" in own:
         passed["PYTHONPATH"] = own["PYTHONPATH"]
     return {**passed, **_constant(), **_devices(settings), **settings.env}
@@ -102,7 +113,8 @@ def _device(settings: ServerSettings) -> list[str]:
         multicast = ["--disable-custom-all-reduce", "--enforce-disable-flashinfer-allreduce-fusion"]
         return multicast if settings.tp > 1 else []
     words = ["--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"]
-    words += ["--grammar-backend", "none", "--disable-cuda-graph"]
+    # Without `sleep-on-idle` a server that has nothing to do takes a core from those that have.
+    words += ["--grammar-backend", "none", "--disable-cuda-graph", "--sleep-on-idle"]
     return [*words, "--max-total-tokens", str(CPU_KV_TOKENS), "--mem-fraction-static", "0.1"]
 
 
@@ -116,6 +128,8 @@ def _constant() -> dict[str, str]:
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
         "NVSHMEM_DISABLE_NVLS": "1",
         "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",
+        "SGLANG_NUMA_BIND_V2": "0",  # a process binds itself, so that it need not be a new one
+        "SPT_NOENV": "1",  # a process that names itself leaves its environment alone, with our mark in it
         "no_proxy": "*",
         "NO_PROXY": "*",
     }

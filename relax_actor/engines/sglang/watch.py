@@ -5,12 +5,15 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
+FAMILY_S = 0.1
+"""How long a process' own end may take after those of its children, whom the kernel kills with it."""
+
 
 class Watch:
     """Calls back once, at the first end.
 
     Args:
-        processes: what to call each pid.
+        processes: what to call each pid; the first, parent of the others, is named if it ends with them.
         on_end: called in the watching thread, in words; not after `close` has returned.
     """
 
@@ -51,8 +54,15 @@ class Watch:
 
     def _run(self, gone: str) -> None:
         while not gone:
-            for fd, _ in self._poll.poll():
-                if fd == self._stop:
-                    return
-                gone = gone or self._names[fd]
+            ended = [fd for fd, _ in self._poll.poll()]
+            if self._stop in ended:
+                return
+            parent = next(iter(self._names))
+            gone = self._names[parent if parent in ended or _ends_too(parent) else ended[0]]
         self._on_end(gone)
+
+
+def _ends_too(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(FAMILY_S * 1000))

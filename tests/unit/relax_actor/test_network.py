@@ -40,3 +40,12 @@ def test_nothing_is_set_where_nothing_is_known(peer):
 def test_without_ipv6_there_are_no_such_addresses(monkeypatch, tmp_path):
     monkeypatch.setattr(network, "_IF_INET6", tmp_path / "none")
     assert network.addresses_of("no-such-one") == []
+
+
+def test_a_link_local_address_keeps_its_zone_which_is_an_interface():
+    try:
+        assert network.resolved("fe80::1%lo") == "fe80::1%lo"
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert network.interface_of("fe80::1%lo") == "lo"
+    assert network.interface_of("fe80::1%eth9") == "eth9"

@@ -1,17 +1,20 @@
 """The decisions of a row queue: each row once to each group, whatever dies, and never one lost."""
 
 import os
+import typing
+from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from relax_actor.errors import ConfigError
 from relax_actor.ids import Holder
-from relax_actor.row_queue.records import Column, RowsDropped, decode_events, encode_events
-from relax_actor.row_queue.sampling import each
+from relax_actor.row_queue.records import Column, Event, RowsDropped, decode_events, each, encode_events
 from relax_actor.row_queue.spec import ConsumerGroup, Fifo, QueueSpec, TokenBudget, WholeGroups
+from relax_actor.row_queue.state import TableState
+from relax_actor.row_queue.states import TABLE, RowState, diagram
 from relax_actor.row_queue.table import Table
 from relax_actor.transfer_queue.records import Put
 
@@ -180,6 +183,108 @@ def test_a_longer_row_than_the_budget_has_a_share_to_itself():
     assert rows_of(table.lease("g", B, 0, 0.0)) == [0]
 
 
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    ranks=st.integers(1, 5),
+    budget=st.integers(5, 60),
+)
+def test_ranks_get_equal_work_within_their_budget_and_no_row_waits_for_ever(lengths, ranks, budget):
+    """In each turn the ranks differ by one row at most, and the row that has waited longest is in it."""
+    table = table_of(TokenBudget(tokens=budget, ranks=ranks))
+    put(table, 1, *lengths)
+    table.end_stream()
+    waiting = dict(enumerate(lengths))
+    while waiting:
+        shares = [rows_of(table.lease("g", B, 0, 0.0, rank=rank)) for rank in range(ranks)]
+        tokens = [sum(lengths[row] for row in share) for share in shares]
+        dealt = [row for share in shares for row in share]
+        assert max(tokens) - min(tokens) <= max(lengths[row] for row in dealt)
+        assert all(each <= budget or len(share) == 1 for each, share in zip(tokens, shares, strict=True))
+        assert min(waiting) in dealt
+        for row in dealt:
+            del waiting[row]
+
+
+def test_turns_keep_their_order_through_a_snapshot_whoever_has_had_a_share():
+    """A rank ahead of the others gets no turn twice, and none that is not one, empty ones included."""
+    table = table_of(TokenBudget(tokens=4, ranks=2))
+    put(table, 1, 4, 4, 4, 4, 4)
+    table.end_stream()
+    ahead = [rows_of(table.lease("g", B, 0, 0.0, rank=0)) for _ in range(2)]
+    behind = rows_of(table.lease("g", C, 0, 0.0, rank=1))
+    table = Table.replay(table.spec, decode_events(encode_events(table.snapshot())))
+    assert (ahead, behind) == ([[0], [2]], [1])
+    assert rows_of(table.lease("g", C, 0, 0.0, rank=1)) == [3]
+    assert rows_of(table.lease("g", C, 0, 0.0, rank=1)) == [], "it deals the last turn, of one row"
+    table = Table.replay(table.spec, decode_events(encode_events(table.snapshot())))
+    assert rows_of(table.lease("g", B, 0, 0.0, rank=0)) == [4]
+    assert table.lease("g", C, 0, 0.0, rank=1) is None
+
+
+def test_shares_that_come_back_are_dealt_again_in_their_order():
+    table = table_of(TokenBudget(tokens=4, ranks=1))
+    put(table, 1, 4, 4)
+    for _ in range(2):
+        table.lease("g", B, 0, 0.0)
+    table.holder_gone("b", 1)
+    assert [rows_of(table.lease("g", C, 0, 0.0)) for _ in range(2)] == [[0], [1]]
+
+
+def test_a_group_that_lost_a_row_is_whole_without_it_also_after_a_snapshot():
+    """Whether the lost row has gone with its memory or not."""
+    table = Table(SPEC)
+    for row in range(3):
+        table.put(A, row + 1, {"tokens": column(f"t{row}", 1)}, (7,), 3)
+    table.drop([(1, 2)], "why not")
+    table.append(C, 1, [(0, 1)], {"reward": column("r", 1)})
+    table = Table.replay(SPEC, decode_events(encode_events(table.snapshot())))
+    assert table.lease("train", B, 8, 0.0) is None
+    table.append(C, 2, [(2, 3)], {"reward": column("r", 1)})
+    dealt = table.lease("train", B, 8, 0.0)
+    assert rows_of(dealt) == [0, 2]
+    table.ack([dealt.lease_id], B)
+    table.put(A, 9, {"tokens": column("u", 1), "reward": column("u", 1)}, (7,), 2)
+    assert table.lease("train", B, 8, 0.0) is None, "the key of a group that is over is another group's"
+
+
+def test_puts_that_overtake_one_another_are_all_taken():
+    table = table_of(Fifo())
+    assert put(table, 2, 1) == (Put.ACCEPTED, 0)
+    assert put(table, 1, 1) == (Put.ACCEPTED, 1)
+    assert put(table, 1, 1) == (Put.DUPLICATE, 1)
+    for seq in range(3, 300):
+        put(table, seq, 1)
+    assert put(table, 2, 1)[0] is Put.STALE, "so long ago that nobody knows"
+
+
+def test_a_new_incarnation_takes_over_although_the_end_of_the_old_one_was_not_told():
+    table = table_of(Fifo())
+    put(table, 1, 1)
+    table.lease("g", B, 1, 0.0)
+    assert rows_of(table.lease("g", Holder("b", 2), 1, 0.0)) == [0]
+    assert table.lease("g", B, 1, 0.0) is None
+
+
+def test_rows_are_held_back_where_only_further_ones_help():
+    table = table_of(WholeGroups())
+    assert not table.is_held_back
+    put(table, 1, 1, keys=(7,), group_rows=2)
+    assert table.is_held_back
+    put(table, 2, 1, keys=(7,), group_rows=2)
+    assert not table.is_held_back
+    table.lease("g", B, 2, 0.0)
+    put(table, 3, 1, keys=(8,), group_rows=2)
+    assert not table.is_held_back, "what is lent may come back"
+    budget = table_of(TokenBudget(tokens=4, ranks=2))
+    put(budget, 1, 4)
+    assert budget.is_held_back
+    put(budget, 2, 4)
+    assert not budget.is_held_back
+    first_in = table_of(Fifo())
+    put(first_in, 1, 1)
+    assert not first_in.is_held_back
+
+
 @pytest.mark.parametrize(
     ("call", "fact"),
     [
@@ -238,6 +343,36 @@ def test_a_spec_is_checked_before_anything_starts(changes, fact):
         QueueSpec(**fields).check()
 
 
+def reachable(start):
+    """Return the states that some moves lead to."""
+    found = {start}
+    while more := {after for (state, _), after in TABLE.items() if state in found} - found:
+        found |= more
+    return found
+
+
+REACHABLE = {state: reachable(state) for state in RowState}
+
+
+def test_the_page_prints_the_states_from_the_code():
+    page = (Path(__file__).parents[3] / "docs" / "concepts" / "transfer_queue.md").read_text()
+    assert f"```mermaid\n{diagram()}\n```" in page
+
+
+def test_a_row_is_where_the_table_of_states_says():
+    table = Table(SPEC)
+    found = [table.state_of(0, "train")]
+    put(table, 1, 1, keys=(7,), group_rows=1)
+    found.append(table.state_of(0, "train"))
+    table.append(C, 1, [(0, 1)], {"reward": column("r", 1)})
+    found.append(table.state_of(0, "train"))
+    dealt = table.lease("train", B, 1, 0.0)
+    found.append(table.state_of(0, "train"))
+    table.ack([dealt.lease_id], B)
+    found.append(table.state_of(0, "train"))
+    assert found == [*RowState]
+
+
 class Play(RuleBasedStateMachine):
     """Producers, consumers, deaths and deadlines in any order, beside a simple account of every row."""
 
@@ -255,6 +390,7 @@ class Play(RuleBasedStateMachine):
         self.acked = {"g": set(), "h": set()}
         self.dropped = {"g": set(), "h": set()}
         self.put_rows, self.rewarded, self.freed = 0, set(), []
+        self.states = {}  # (row, group) -> where it was last seen
 
     def holder(self, name):
         return Holder(name, self.incarnation[name])
@@ -362,6 +498,13 @@ class Play(RuleBasedStateMachine):
             assert min(progress.values()) >= 0
         assert len(self.freed) == len(set(self.freed)), "freed twice"
 
+    @invariant()
+    def rows_move_as_the_table_of_states_says(self):
+        for key in [(row, group) for row in range(getattr(self, "put_rows", 0)) for group in "gh"]:
+            before, now = self.states.get(key, RowState.ABSENT), self.table.state_of(*key)
+            assert now in REACHABLE[before], (key, before, now)
+            self.states[key] = now
+
     def teardown(self):
         """Whatever happened, all that is left can be dealt and acknowledged."""
         if not hasattr(self, "table"):
@@ -396,3 +539,34 @@ TestPlay.settings = settings(
 def test_events_survive_the_journal():
     event = RowsDropped([(0, 3)], "why", "g")
     assert decode_events(encode_events([event])) == [event]
+
+
+def test_what_is_needed_is_named_with_the_row_that_it_is_for():
+    table = Table(SPEC)
+    put(table, 1, 1, 1)
+    put(table, 2, 1)
+    assert [(int(row), ref.segment) for row, ref in table.holdings()] == [(0, "s1"), (2, "s2")]
+    assert (table.resident_rows, table.rows_put_by("a"), table.rows_put_by("b")) == (3, 3, 0)
+    assert (table.needs("s1"), table.needs("s3")) == (True, False)
+
+
+def test_a_stream_ends_once():
+    table = table_of(WholeGroups())
+    put(table, 1, 1, keys=(7,), group_rows=2)
+    table.end_stream()
+    table.take_events()
+    table.end_stream()
+    assert table.take_events() == []
+    assert table.is_finished
+
+
+def test_groups_that_no_row_is_left_of_are_forgotten():
+    table = table_of(WholeGroups())
+    put(table, 1, 1, 1, keys=(7, 7), group_rows=2)
+    table.drop([(0, 2)], "why not")
+    put(table, 2, 1, 1, 1, keys=(7, 7, 7), group_rows=3)
+    assert rows_of(table.lease("g", B, 9, 0.0)) == [2, 3, 4]
+
+
+def test_every_event_has_an_effect_of_its_own():
+    assert {*TableState(SPEC)._appliers} == {*typing.get_args(Event)}

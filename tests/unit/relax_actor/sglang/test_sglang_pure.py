@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from relax_actor.devices import replica_groups, visible_names
+from relax_actor.engines.errors import LogitsError
 from relax_actor.engines.randomness import sample_seed
 from relax_actor.engines.sglang import states
 from relax_actor.engines.sglang.answers import Span, parse, policy_version, token_versions, unpack_routes
 from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import capabilities, version_of
-from relax_actor.engines.sglang.settings import Ports, ServerSettings, command, environment
+from relax_actor.engines.sglang.settings import QUICK_START, Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.states import TABLE, EngineState, EngineTrigger, IllegalEngineMoveError
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
@@ -60,7 +61,9 @@ def value(words, name):
 
 def test_a_server_gets_its_ports_and_starts_without_weights_and_tokenizer():
     words = command(settings(), PORTS)
-    assert words[:3] == ["/py", "-m", "sglang.launch_server"]
+    assert words[:2] == ["/py", str(QUICK_START)]
+    plain = command(settings(quick_start=False), PORTS)
+    assert plain == ["/py", "-m", "sglang.launch_server", *words[2:]]
     assert value(words, "--port") == "7001"
     assert value(words, "--nccl-port") == "7002"
     assert (value(words, "--load-format"), value(words, "--weight-version")) == ("dummy", "uninit")
@@ -121,6 +124,13 @@ def test_the_mark_of_the_actor_is_passed_on_and_our_module_path_only_to_our_own_
     other = environment(settings(), own, own_python="/other")
     assert "PYTHONPATH" not in other
     assert other["RELAX_ACTOR_MARK"] == "r/a/1"
+
+
+def test_a_quick_start_keeps_compiled_modules_unless_the_user_says_otherwise():
+    own, name = {"PYTHONDONTWRITEBYTECODE": "1"}, "PYTHONDONTWRITEBYTECODE"
+    assert name not in environment(settings(), own, own_python="/py")
+    assert environment(settings(env=own), own, own_python="/py")[name] == "1"
+    assert environment(settings(quick_start=False), own, own_python="/py")[name] == "1"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +202,7 @@ def test_a_request_cut_off_in_the_queue_has_no_tokens_and_nothing_about_them():
             "meta_info.output_token_logprobs",
         ),
         (
-            answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]),
+            answer(output_token_logprobs=[[-0.25, 5, None], ["odd", 6, None]]),
             "meta_info.output_token_logprobs",
         ),
         (answer(weight_versions=[{"version": "2"}]), "meta_info.weight_versions"),
@@ -202,6 +212,12 @@ def test_an_answer_that_makes_no_sample_is_refused_by_its_field(bad, field):
     with pytest.raises(PartialRolloutFormatError, match="sample 1 of group 3") as caught:
         parse(bad, KEY)
     assert (caught.value.field, caught.value.sample) == (field, KEY)
+
+
+def test_a_log_prob_that_is_not_a_number_is_the_models_fault():
+    with pytest.raises(LogitsError) as caught:
+        parse(answer(output_token_logprobs=[[-0.25, 5, None], [None, 6, None]]), KEY)
+    assert caught.value.rows == [1]
 
 
 def test_an_event_in_the_middle_of_a_stream_has_no_reason_to_finish():

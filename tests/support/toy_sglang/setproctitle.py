@@ -1,0 +1,5 @@
+"""Names nothing."""
+
+
+def setproctitle(title: str) -> None:
+    """Do nothing."""

@@ -1,0 +1,8 @@
+"""Another model module."""
+
+
+class OtherForCausalLM:
+    """One model class."""
+
+
+EntryClass = OtherForCausalLM

@@ -1,0 +1,8 @@
+"""A model module."""
+
+
+class SmallForCausalLM:
+    """One model class."""
+
+
+EntryClass = [SmallForCausalLM]

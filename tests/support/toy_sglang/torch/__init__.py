@@ -1,0 +1,3 @@
+"""As much of torch as asks about GPUs."""
+
+from torch import cuda  # noqa: F401 - torch has it
