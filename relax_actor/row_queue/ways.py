@@ -182,7 +182,8 @@ class Remote:
         """There is nothing to let go of."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """End the link to the dock."""
+        self._rows.close()
 
 
 class _Held:
