@@ -11,6 +11,7 @@ COMMANDS = (
     ["examples/arithmetic/prepare.py", MODEL],
     ["benchmarks/calls.py"],
     ["benchmarks/dcs.py"],
+    ["benchmarks/resident.py"],
     ["benchmarks/overlap.py", MODEL],
     ["benchmarks/recovery.py", MODEL],
     ["benchmarks/learning.py", MODEL],

@@ -193,8 +193,10 @@ def unfinished(journal: Path) -> dict[int, int]:
     for event in read(journal):
         if isinstance(event, records.PromptLeased) and event.holder.name == VICTIM and event.group_id >= 0:
             open_leases[event.lease_id] = event.group_id, set(event.rows)
-        elif isinstance(event, records.SamplePut) and event.sample.lease_id in open_leases:
-            open_leases[event.sample.lease_id][1].discard(event.sample.sample_index)
+        elif isinstance(event, records.SamplesPut):
+            for sample in event.samples:
+                if sample.lease_id in open_leases:
+                    open_leases[sample.lease_id][1].discard(sample.sample_index)
         elif isinstance(event, records.LeaseEnded):
             open_leases.pop(event.lease_id, None)
     return {group: len(rows) for group, rows in open_leases.values() if rows}

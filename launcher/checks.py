@@ -101,6 +101,20 @@ def _batches(config: Config, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(where("train.micro_batch_size"), fact, hint)
 
 
+def _streaming(config: Config, where: Where) -> Iterator[ConfigError]:
+    if not config.train.stream_micro_batches:
+        return
+    option = where("train.stream_micro_batches")
+    if config.train.updates_per_batch > 1:
+        fact = f"needs the whole batch to deal it to {config.train.updates_per_batch} updates"
+        yield ConfigError(option, fact, "set train.updates_per_batch to 1, or do not stream")
+    if config.train.filter_groups != "none" and config.queue.on_short_batch == "skip":
+        fact = (
+            "trains on a batch before it is known whether it comes short, and queue.on_short_batch is `skip`"
+        )
+        yield ConfigError(option, fact, "use `train`, or do not stream")
+
+
 def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
     samples, valid = config.rollout.samples_per_prompt, config.queue.min_valid_samples
     if valid > samples:
@@ -110,6 +124,10 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         least, replicas = config.rollout.min_replicas, config.rollout.replicas
         fact = f"is {least}, more than rollout.replicas, which is {replicas}"
         yield ConfigError(where("rollout.min_replicas"), fact)
+    if 0 < config.rollout.max_replicas < config.rollout.replicas:
+        most, replicas = config.rollout.max_replicas, config.rollout.replicas
+        fact = f"is {most}, fewer than rollout.replicas, which is {replicas}"
+        yield ConfigError(where("rollout.max_replicas"), fact, "0 sets no bound")
     if config.queue.on_partial_timeout == "finish" and not config.rollout.chunk_tokens:
         yield ConfigError(
             where("queue.on_partial_timeout"),
@@ -120,6 +138,7 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         fact = f"is {config.train.warmup_steps}, more than run.steps, which is {config.run.steps}"
         yield ConfigError(where("train.warmup_steps"), fact)
     yield from _engine(config, where)
+    yield from _streaming(config, where)
     if config.eval.every and not config.eval.path:
         yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
 

@@ -7,14 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from launcher.cli_completion import completion
 from launcher.cli_dcs import dcs
-from launcher.cli_launch import launch, plan
+from launcher.cli_launch import doctor, launch, plan
+from launcher.cli_operating import ORDERS
 from launcher.cli_seeing import COMMANDS
 from launcher.errors import ExitCode, RefusedError, RunFolderError, report
 from launcher.fields import nearest
@@ -137,28 +137,8 @@ def command_line() -> None:
 
 command_line.add_command(launch)
 command_line.add_command(plan)
+command_line.add_command(doctor)
 
 
-@command_line.command(
-    "stop",
-    help="""Stop a run and wait until it has stopped.
-
-    \b
-      relax-actor stop runs/mine
-
-    Actors are stopped in order, as after Ctrl-C.
-    """,
-    epilog="Exit status: 0 nothing runs any more, 1 it still runs, 2 if RUN is not a run\nfolder.",
-)
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--kill", is_flag=True, help="Do not wait for actors to stop: kill them.")
-@click.option("--timeout", "timeout_s", type=float, metavar="S", help="Give up after S seconds.  [never]")
-def _stop(run: Path, *, kill: bool, timeout_s: float | None) -> int:
-    from launcher.observe import stop  # noqa: PLC0415 - see the module's docstring
-    from launcher.runfolder import RunFolder  # noqa: PLC0415
-
-    return stop(RunFolder.open(run), sys.stdout, kill=kill, timeout_s=timeout_s)
-
-
-for _command in (*COMMANDS, dcs, completion):
+for _command in (*ORDERS, *COMMANDS, dcs, completion):
     command_line.add_command(_command)

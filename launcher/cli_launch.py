@@ -113,6 +113,35 @@ def plan(arguments: tuple[str, ...], *, as_json: bool, **values: Any) -> int:
     return carry_out(request, sys.stdout)
 
 
+@click.command(
+    "doctor",
+    cls=Sectioned,
+    short_help="Ask hosts whether a job could run there, and say why not.",
+    help="""Ask hosts whether a job could run there, and say why not.
+
+    \b
+      relax-actor doctor run.toml -H hostfile
+      relax-actor doctor --hosts node1:8,node2:8 --quick
+
+    All hosts are asked at once, through the sessions that a launch would use;
+    without any, this one is. One table says what is wrong, each with a hint.
+    Starts nothing and leaves nothing. Without a configuration nothing is said
+    of models and memory that a run would need.
+    """,
+    epilog="Exit status: 0 it can run there, 2 the configuration is wrong, 3 it cannot.",
+)
+@with_options
+@click.option("--quick", is_flag=True, help="Fewer ways between hosts, and no digests of whole files.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table and all facts as one JSON object.")
+def doctor(arguments: tuple[str, ...], *, quick: bool, as_json: bool, **values: Any) -> None:
+    """See the help above; a docstring would be shown instead of it."""
+    from launcher.preflight_run import doctor as examine  # noqa: PLC0415 - see the module `cli`
+
+    config_path, overrides = _split(arguments)
+    flags, words = divided(values)
+    examine(config_path, overrides, flags, words, sys.stdout, is_full=not quick, as_json=as_json)
+
+
 def _split(arguments: tuple[str, ...]) -> tuple[Path | None, tuple[str, ...]]:
     """Tell the configuration file, which comes first, from the overrides."""
     if arguments and ("=" not in arguments[0] or arguments[0].endswith(".toml")):

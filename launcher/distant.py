@@ -1,7 +1,7 @@
-"""What the node agents of other hosts see of their actors, asked of the head, which passes it on.
+"""What is asked of a running head by other processes on its host, and what it passes on to other hosts.
 
 The head's socket is in a folder that only its owner can enter. A head that is stopped or hung does not
-answer; then there is nothing to see.
+answer; then there is nothing to see, and nothing can be ordered.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from relax_actor.actor import wire
-from relax_actor.actor.wire import Look, Seen
+from relax_actor.actor.wire import Look, Order, Ordered, Seen
 from relax_actor.node.sight import Sight
 from transport import codec
 from transport.address import Address
@@ -23,6 +23,9 @@ from transport.zmq_control import ZmqNetwork
 ANSWER_S = 2.0
 """How long all answers together may take."""
 
+ORDER_S = 10.0
+"""How long a head may take to answer an order; it is busy for less than that."""
+
 
 def ask_head(address: str, looks: Sequence[Look], timeout_s: float = ANSWER_S) -> dict[int, Sight]:
     """Ask the agents of other hosts; return what they saw, by the ids of the questions.
@@ -32,34 +35,50 @@ def ask_head(address: str, looks: Sequence[Look], timeout_s: float = ANSWER_S) -
         looks: what to look at, each with an id of its own.
         timeout_s: for all of them; who has not answered by then is left out.
     """
-    return asyncio.run(_Asking(looks).ask(Address.parse(address), timeout_s))
+    answers = asyncio.run(_Asking(looks).ask(Address.parse(address), timeout_s))
+    return {
+        number: msgspec.json.decode(seen.sight, type=Sight)
+        for number, seen in answers.items()
+        if isinstance(seen, Seen) and seen.sight
+    }
+
+
+def order_head(address: str, order: Order, timeout_s: float = ORDER_S) -> Ordered | None:
+    """Give a head an order and return its answer; None where it does not answer.
+
+    Args:
+        address: of the head, on this host.
+        order: what is to be done.
+        timeout_s: how long to wait for the answer.
+    """
+    answer = asyncio.run(_Asking([order]).ask(Address.parse(address), timeout_s)).get(order.id)
+    return answer if isinstance(answer, Ordered) else None
 
 
 class _Asking:
-    def __init__(self, looks: Sequence[Look]) -> None:
-        self._looks = looks
-        self._open = {look.id for look in looks}
-        self._sights: dict[int, Sight] = {}
+    def __init__(self, questions: Sequence[Look] | Sequence[Order]) -> None:
+        self._questions = questions
+        self._open = {question.id for question in questions}
+        self._answers: dict[int, Seen | Ordered] = {}
         self._all_answered = asyncio.Event()
 
-    async def ask(self, address: Address, timeout_s: float) -> dict[int, Sight]:
+    async def ask(self, address: Address, timeout_s: float) -> dict[int, Seen | Ordered]:
         network = ZmqNetwork()
         try:
             channel = network.connect(address, self._heard, identity=f"observer#{os.getpid()}".encode())
-            for look in self._looks:
-                channel.send([codec.encode(look)])
+            for question in self._questions:
+                channel.send([codec.encode(question)])
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_answered.wait(), timeout_s)
         finally:
             network.close()
-        return self._sights
+        return self._answers
 
     def _heard(self, frames: Frames) -> None:
         with suppress(CodecError, msgspec.MsgspecError):
-            seen = wire.decode(frames[0])
-            if isinstance(seen, Seen) and seen.id in self._open:
-                self._open.discard(seen.id)
-                if seen.sight:
-                    self._sights[seen.id] = msgspec.json.decode(seen.sight, type=Sight)
+            answer = wire.decode(frames[0])
+            if isinstance(answer, Seen | Ordered) and answer.id in self._open:
+                self._open.discard(answer.id)
+                self._answers[answer.id] = answer
         if not self._open:
             self._all_answered.set()

@@ -41,6 +41,14 @@ class RunFolderError(RelaxError):
         super().__init__(fact + (f"\n\nhint: {hint}" if hint else ""))
 
 
+class OrderError(RelaxError):
+    """A running head does not do what an operator wants."""
+
+    def __init__(self, fact: str, hint: str = "") -> None:
+        self.fact, self.hint = fact, hint
+        super().__init__(fact + (f"\n\nhint: {hint}" if hint else ""))
+
+
 def report(error: RelaxError) -> str:
     """Return what the user reads: `error: …`, a blank line, `hint: …`, for every problem."""
     problems = error.problems if isinstance(error, RefusedError) else (error,)

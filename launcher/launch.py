@@ -24,6 +24,7 @@ from launcher.interrupts import Control, Ended, catching
 from launcher.metrics import MetricsWriter
 from launcher.options import LaunchOptions, Rehearsal
 from launcher.plan import plan_json, render, write_plan
+from launcher.preflight_run import Survey
 from launcher.preparing import Prepared, prepare
 from launcher.remote_env import port_variable
 from launcher.report import summary, write_reports
@@ -84,17 +85,27 @@ def launch(request: Request, out: TextIO, runner: Runner | None = None) -> int:
         RefusedError: nothing was started; exit code 2 or 3.
         RunFolderError: the folder is in use or cannot be made.
     """
+    is_afar = request.words.get("--dry-run") == Rehearsal.REMOTE
+    survey = Survey(out)
     prepared = prepare(
-        request.config_path, request.overrides, request.flags, request.words, rehearse=request.dry_run
+        request.config_path,
+        request.overrides,
+        request.flags,
+        request.words,
+        rehearse=request.dry_run and not is_afar,
+        ask_hosts=survey.ask if is_afar or not request.dry_run else None,
     )
-    if prepared.options.rehearsal is Rehearsal.REMOTE:
-        fact = "would ask the hosts, which is not built yet"
-        raise RefusedError([ConfigError("--dry-run=remote", fact, "--dry-run asks nobody")])
     settings, plan = prepared.settings, prepared.plan
     path = expand(settings.config.run.dir, name=settings.config.run.name, now=time.localtime())
     lacking = check_machine(settings.config, path, plan.estimate, settings.where, alone=prepared.is_alone)
+    refusal = survey.judge(plan, as_json=request.as_json)
     if request.dry_run:
-        return _dry_run(request, prepared, lacking, out)
+        code = _dry_run(request, prepared, lacking, out)
+        if refusal is not None:
+            raise refusal
+        return code
+    if refusal is not None:
+        raise refusal
     if lacking:
         raise RefusedError(lacking, ExitCode.PREFLIGHT)
     folder = RunFolder.create(str(path), name="", logs=prepared.options.log_dir)

@@ -118,9 +118,14 @@ def attempts(events: Iterable[Event], entries: Sequence[HostEntry]) -> list[Atte
 def problems(events: Iterable[Event], options: LaunchOptions) -> Sequence[SshError | SlurmError]:
     """Return for each host that could not be reached why."""
     found = attempts(events, options.hosts)
+    return [explained(attempt, options) for attempt in found]
+
+
+def explained(attempt: Attempt, options: LaunchOptions) -> SshError | SlurmError:
+    """Return why a host could not be reached, or used as it is."""
     if options.launcher is Launcher.SLURM:
-        return [slurm_hosts.problem_of(each.host, each.output, each.fact) for each in found]
-    return [explain(attempt) for attempt in found]
+        return slurm_hosts.problem_of(attempt.host, attempt.output, attempt.fact)
+    return explain(attempt)
 
 
 def exit_code(events: Iterable[Event], code: int) -> int:

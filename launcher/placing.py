@@ -67,6 +67,14 @@ def rooms(hosts: Iterable[HostEntry], found: Mapping[str, Sequence[str]]) -> tup
     return tuple(_room(host, found.get(host.label)) for host in hosts)
 
 
+def first_host(hosts: Sequence[HostEntry]) -> str:
+    """Return the host that trains, as placements name it; empty where none may."""
+    try:
+        return _first(rooms(hosts, {})).host
+    except PlacementError:
+        return ""
+
+
 def needs_of(config: Config, rooms: Sequence[Room], asked: GpuOptions, *, shares: bool = False) -> Needs:
     """Return what a run wants of its hosts.
 

@@ -1,7 +1,7 @@
 """From the words of a launch to what will be started: settings, hosts, placement and plan. Starts nothing."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ from relax_actor.errors import ConfigError
 from relax_actor.placement import Placement
 from relax_actor.supervision.hosts import LOCAL
 from relax_actor.visible import visible_gpus
+
+AskHosts = Callable[[Settings, LaunchOptions], Mapping[str, Sequence[str]]]
+"""Returns the GPUs of the hosts, by label; raises what keeps a launch from going ahead."""
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +50,7 @@ def prepare(
     environ: Mapping[str, str] = os.environ,
     *,
     rehearse: bool = False,
+    ask_hosts: AskHosts | None = None,
 ) -> Prepared:
     """Read, check, place and plan a launch.
 
@@ -57,6 +61,7 @@ def prepare(
         words: about hosts; see `asking.ask`.
         environ: of this process.
         rehearse: whether this host need not have the GPUs that are asked for.
+        ask_hosts: asks them for their GPUs; None: nobody is asked.
 
     Raises:
         RefusedError: what is wrong, with settings and with hosts at once.
@@ -69,7 +74,8 @@ def prepare(
     problems = check_config(settings.config, settings.where)
     if problems:
         raise RefusedError(problems)
-    there = _rooms(options, environ, rehearse=rehearse)
+    found = ask_hosts(settings, options) if ask_hosts is not None else {}
+    there = _rooms(options, environ, found, rehearse=rehearse)
     placement = _placed(settings, options, there)
     said = bool(options.hosts) or options.gpus != GpuOptions()
     return Prepared(
@@ -117,10 +123,23 @@ def _with_replicas(settings: Settings, asked: GpuOptions) -> Settings:
     return msgspec.structs.replace(settings, config=msgspec.structs.replace(config, rollout=rollout))
 
 
-def _rooms(options: LaunchOptions, environ: Mapping[str, str], *, rehearse: bool) -> tuple[Room, ...]:
-    """Return what is known of the hosts; nobody asks those of others yet."""
+def _rooms(
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    found: Mapping[str, Sequence[str]],
+    *,
+    rehearse: bool,
+) -> tuple[Room, ...]:
+    """Return what is known of the hosts.
+
+    Args:
+        options: name them.
+        environ: of this process.
+        found: the GPUs of those that were asked.
+        rehearse: whether this host need not have the GPUs that are asked for.
+    """
     if options.launcher is not Launcher.LOCAL:
-        return rooms(options.hosts, {})
+        return rooms(options.hosts, found)
     here = options.hosts[0] if options.hosts else HostEntry(name=LOCAL.name)
     here = msgspec.structs.replace(here, name=LOCAL.name)
     gpus = gpus_here(environ)

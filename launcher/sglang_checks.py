@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from relax_actor.config import Config
-from relax_actor.devices import CPU, host_gpus, replica_groups
+from relax_actor.devices import AUTO, CPU, host_gpus, replica_groups
 from relax_actor.errors import ConfigError
 
 LOOK_S = 30.0
@@ -27,6 +27,10 @@ def sglang_problems(config: Config, where: Callable[[str], str]) -> Iterator[Con
     if why := _why_not(config.rollout.sglang_python or sys.executable, config.rollout.sglang_env):
         hint = "install `relax-actor[sglang]`, or name the interpreter that has it"
         yield ConfigError(where("rollout.sglang_python"), why, hint)
+    if config.rollout.deterministic and config.rollout.chunk_tokens:
+        fact = f"is {config.rollout.chunk_tokens}, but SGLang does not go on with a sample as it was begun"
+        hint = "with rollout.deterministic, 0 has what a dead replica began sampled anew, to the same tokens"
+        yield ConfigError(where("rollout.chunk_tokens"), fact, hint)
     yield from _devices(config, host_gpus(), where)
 
 
@@ -42,7 +46,11 @@ def _devices(config: Config, gpus: int, where: Callable[[str], str]) -> Iterator
     if last >= gpus:
         fact = f"is {rollout.tensor_parallel}, and this machine has {gpus} GPUs"
         yield ConfigError(where("rollout.tensor_parallel"), fact)
-    elif rollout.spares and rollout.replicas + rollout.spares > len(groups):
+    elif (
+        rollout.spares
+        and rollout.device in {AUTO, "cuda"}  # else all are on one GPU, as was asked for
+        and rollout.replicas + rollout.spares > len(groups)
+    ):
         room = len(groups) - rollout.replicas
         fact = f"is {rollout.spares}, and there is room for {max(room, 0)} beside {rollout.replicas} replicas"
         yield ConfigError(where("rollout.spares"), fact, "each spare needs GPUs that no replica has")

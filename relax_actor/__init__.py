@@ -22,6 +22,8 @@ from relax_actor.supervision.hook import Failure  # noqa: E402
 from relax_actor.supervision.spec import (  # noqa: E402
     Backoff,
     ChildSpec,
+    Elastic,
+    Home,
     Intensity,
     RestartType,
     Strategy,
@@ -37,7 +39,9 @@ __all__ = [
     "ChildSpec",
     "Context",
     "Decision",
+    "Elastic",
     "Failure",
+    "Home",
     "Intensity",
     "Ref",
     "Reply",

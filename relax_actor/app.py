@@ -21,7 +21,7 @@ from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
 from relax_actor.roles import verdict
 from relax_actor.supervision.hosts import Host
-from relax_actor.supervision.spec import Backoff, ChildSpec, Intensity, RestartType, SupervisorSpec
+from relax_actor.supervision.spec import Backoff, ChildSpec, Elastic, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
@@ -94,6 +94,7 @@ def tree(
                 devices=_rollout_gpus(config, gpus),
                 spares=config.rollout.spares,
                 claims_devices=config.rollout.spares > 0,
+                elastic=_elastic(config),
                 start_timeout_s=SERVER_START_S if config.rollout.engine == "sglang" else 120.0,
             ),
         ),
@@ -121,6 +122,11 @@ def tree(
         ),
     )
     return spec if placement is None else _settled(spec, placement)
+
+
+def _elastic(config: Config) -> Elastic:
+    rollout = config.rollout
+    return Elastic(least=rollout.min_replicas, most=rollout.max_replicas or None, drain_s=config.run.grace_s)
 
 
 def _settled(spec: SupervisorSpec, placement: Placement) -> SupervisorSpec:

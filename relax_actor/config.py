@@ -84,7 +84,9 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     chunk_tokens: int = 0
     """Tokens after which an unfinished sample is put into the queue, for others to go on from; 0 is never."""
     min_replicas: int = 1
-    """Over several hosts: the run goes on while so many replicas have a host that is there, else it ends."""
+    """The run goes on while so many replicas have a host that is there; `scale` leaves as many."""
+    max_replicas: int = 0
+    """`scale` starts no more; 0: as many as have a place."""
     scripted_token_s: float = 0.0
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1
@@ -138,6 +140,11 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Samples a step: a multiple of rollout.samples_per_prompt."""
     micro_batch_size: int = 32
     """Samples forward and backward at once."""
+    max_tokens_per_micro_batch: int = 0
+    """Tokens, prompts included, forward and backward at once, instead of `micro_batch_size`; 0 is off. As few
+    micro-batches as that allows, of about as many tokens each; only a single sample may have more."""
+    stream_micro_batches: bool = False
+    """Train on the groups that are complete while the rest of the batch is still generated."""
     updates_per_batch: int = 1
     """Optimizer updates a step; whole samples are dealt to them evenly."""
     learning_rate: float = 1e-6

@@ -99,17 +99,19 @@ def on_devices(config: Config, placement: Placement) -> Config:
     return msgspec.structs.replace(config, rollout=rollout, train=train)
 
 
-def why_hopeless(config: Config, homeless: Mapping[str, str]) -> str:
+def why_hopeless(config: Config, homeless: Mapping[str, str], rollouts: int | None = None) -> str:
     """Say why a run cannot go on without the hosts that are away, or nothing where it can.
 
     Args:
         config: the run's.
         homeless: the actors that wait for a host, and which and why.
+        rollouts: how many replicas there are now; None: as many as configured.
     """
+    rollouts = config.rollout.replicas if rollouts is None else rollouts
     for name in NEEDED:
         if name in homeless:
             return f"{name} has no host: {homeless[name]}"
-    return _too_few("rollout", config.rollout.replicas, config.rollout.min_replicas, homeless) or _too_few(
+    return _too_few(ROLLOUT, rollouts, config.rollout.min_replicas, homeless) or _too_few(
         "reward", config.reward.replicas, 1, homeless
     )
 

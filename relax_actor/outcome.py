@@ -82,7 +82,7 @@ def watch(
         elif control.stopping and not told_to_stop:
             told_to_stop = True
             supervisor.stop(control.reason)
-        elif not told_to_stop and not hopeless and (lost := homes.why_hopeless(config, supervisor.homeless)):
+        elif not told_to_stop and not hopeless and (lost := _why_hopeless(supervisor, config)):
             hopeless = lost
             supervisor.stop(hopeless)
         elif control.preempting and not told_to_stop:
@@ -96,6 +96,11 @@ def watch(
     if preemption.is_granted and finished.outcome == "ok":
         return Outcome(exit_code=_signal_code(control.reason), reason=f"preempted: {control.reason}")
     return Outcome(exit_code=0 if finished.outcome == "ok" else 1, reason=finished.reason)
+
+
+def _why_hopeless(supervisor: Supervisor, config: Config) -> str:
+    homeless = supervisor.homeless
+    return homes.why_hopeless(config, homeless, supervisor.replicas(homes.ROLLOUT)) if homeless else ""
 
 
 def _signal_code(reason: str) -> int:

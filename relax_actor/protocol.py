@@ -3,7 +3,8 @@
 prompts -> TransferQueue -> rollout -> TransferQueue -> reward -> TransferQueue -> trainer -> DCS -> rollout
 
 Arrays never travel in a message: they are written once into shared memory and named by a `TensorRef`.
-A record only ever grows at the end, by fields with defaults.
+A record only ever grows at the end, by fields with defaults. Those of which there are many hold nothing that
+could hold them (`gc=False`): the collector need not look at them.
 """
 
 from enum import StrEnum
@@ -28,7 +29,7 @@ class FinishReason(StrEnum):
     ABORT = "abort"  # ended from outside; the tokens so far are valid
 
 
-class TensorRef(msgspec.Struct, frozen=True):
+class TensorRef(msgspec.Struct, frozen=True, gc=False):
     """Where an array lies: C-contiguous, at a byte offset of a shared-memory segment."""
 
     segment: str
@@ -103,7 +104,7 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: PolicyVersion | None = None  # the newest published one
 
 
-class SampleReady(msgspec.Struct, frozen=True, kw_only=True):
+class SampleReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Rollout to queue, once a sample: finished and readable."""
 
     group_id: GroupId
@@ -133,7 +134,7 @@ class RewardTask(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, object] = {}
 
 
-class RewardReady(msgspec.Struct, frozen=True, kw_only=True):
+class RewardReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Reward actor to queue, once a sample: its reward, or why it has none."""
 
     group_id: GroupId
@@ -143,7 +144,7 @@ class RewardReady(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it was rejected
 
 
-class TrainSample(msgspec.Struct, frozen=True, kw_only=True):
+class TrainSample(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a batch as the trainer gets it."""
 
     group_id: GroupId
@@ -169,12 +170,17 @@ class BatchSampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Queue to trainer: whole groups, sorted by group and sample, to train on and then acknowledge."""
+    """Queue to trainer: whole groups, to train on and then acknowledge; sorted by group and sample.
+
+    Of a batch that is lent in parts, each is so many groups more; they are acknowledged as one.
+    """
 
     lease_id: LeaseId
     samples: tuple[TrainSample, ...]
     policy_version: PolicyVersion  # the trainer's version, from which staleness is counted
     sampling: BatchSampling = BatchSampling()
+    is_whole: bool = True  # no further part follows
+    groups_so_far: int = 0  # of the batch, those of this part included
 
 
 class BatchTrained(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,10 +9,20 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import HealthCheck, settings
 from sglang_site import demand_sglang
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may look for a hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# How long an example takes says nothing where other processes share the cores.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=int(os.environ.get("RELAX_ACTOR_EXAMPLES", "100")),
+)
+settings.load_profile("suite")
 
 CHAR_MODEL = Path(__file__).parents[1] / "examples" / "spell_backward" / "char_model.py"
 

@@ -16,6 +16,8 @@ Bytes from the wire are hostile until read: whatever they are, there is a value 
 allocation that the number of bytes received does not justify.
 """
 
+import contextlib
+import enum
 import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, Final, TypeVar, cast
@@ -42,6 +44,7 @@ _NOT_MESSAGEPACK: Final = (
 )
 _NOT_PLAIN: Final = (ValueError, TypeError, OverflowError, RecursionError, BufferError)
 _DEEPEST_PATH: Final = 64
+_RECORD_DEPTH: Final = 3  # the arguments of a call, one of them, its first item
 _SCALARS: Final = frozenset({int, float, bool, str, bytes, type(None)})
 
 _record_encoder: Final = msgspec.msgpack.Encoder()
@@ -99,6 +102,9 @@ def pack(value: Any) -> list[Frame]:
     """
     if type(value) in _SCALARS:
         return [pack_scalars(value)]
+    if _is_of_records(value):
+        with contextlib.suppress(*_NOT_PLAIN):  # what is wrong with it, and where, is found out below
+            return _pack_records(value)
     writer = ArrayWriter()
 
     def replace(item: Any) -> Any:
@@ -152,6 +158,28 @@ def unpack(frames: Sequence[Frame]) -> Any:
     if reader.unread_frames:
         raise CodecError("message", f"has {reader.unread_frames} frames that no array asked for")
     return value
+
+
+def _is_of_records(value: Any) -> bool:
+    """Whether a value is of Structs or Enums, as between roles: one of them, or a list that begins so."""
+    for _ in range(_RECORD_DEPTH):
+        if isinstance(value, msgspec.Struct | enum.Enum):
+            return True
+        if type(value) is not list:
+            return False
+        value = next((each for each in value if type(each) not in _SCALARS), None)
+    return False
+
+
+def _pack_records(value: Any) -> list[Frame]:
+    """Write what `pack` would, in C where there are no arrays."""
+    writer = ArrayWriter()
+
+    def replace(item: Any) -> Any:
+        array = writer.write(item)
+        return plain(item) if array is None else msgspec.msgpack.Ext(*array)
+
+    return [msgspec.msgpack.encode(value, enc_hook=replace), *writer.frames]
 
 
 def _to_messagepack_or_refuse(value: Any) -> bytes:

@@ -62,7 +62,7 @@ class Pump:
         self._drain_is_due = self._is_in_doubt = False
         self._is_flooded = False  # several messages came at once: more are expected than one
         self.closed = False
-        loop.add_reader(self._descriptor, self._drain)
+        loop.add_reader(self._descriptor, self._woken)
         self._schedule()  # what came before the loop watched has had its edge
 
     def send(self, frames: Sequence[Frame]) -> None:
@@ -89,9 +89,14 @@ class Pump:
             self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=0)
 
+    def _woken(self) -> None:
+        if not self._drain_is_due:  # else two would be due from now on, and a flood wakes often
+            self._drain()
+
     def _schedule(self) -> None:
-        self._drain_is_due = True
-        self._loop.call_soon(self._drain)
+        if not self._drain_is_due:
+            self._drain_is_due = True
+            self._loop.call_soon(self._drain)
 
     def _doubt(self) -> None:
         if self._hub is not None and self._hub.look_later(self._look):

@@ -236,5 +236,13 @@ class Actor:
     def on_regroup(self, epoch: int) -> None:
         """Join the group of a new epoch, as `ctx.gang` describes it; what it raises ends the actor."""
 
+    def on_drain(self) -> None:
+        """Learn that this actor is to leave for good: take nothing new, and `ctx.finish()` when done.
+
+        Messages and `step` go on until then. It is for a replica that is scaled away; who takes longer than
+        its child spec's `elastic.drain_s` is stopped.
+        """
+        self.ctx.finish()
+
     def on_stop(self, reason: str) -> None:
         """Clean up before the process ends; bounded by the child spec's `shutdown_s`."""

@@ -264,7 +264,9 @@ class _Process(Callee):
     # -- other records; I/O thread ----------------------------------------------------------------
 
     def _record(self, _peer: bytes, record: Record, _frames: Frames) -> None:
-        if isinstance(record, Stop):
+        if isinstance(record, Stop) and record.drain_s > 0:
+            self._loop.call_soon_threadsafe(self._turns.drain)
+        elif isinstance(record, Stop):
             self._loop.call_soon_threadsafe(self._stop, record.reason)
         elif isinstance(record, PeerGone):
             self._turns.peer_gone(record)

@@ -101,6 +101,18 @@ class Turns:
         """Handle nothing more."""
         self._is_stopping = True
 
+    def drain(self) -> None:
+        """Have the actor finish what it has."""
+        if self._is_stopping:
+            return
+        try:
+            self._duty.busy("on_drain")
+            self.actor.on_drain()
+        except BaseException as error:  # noqa: BLE001 - it ends the process; see `runtime.main`
+            self.end(error)
+        self._duty.idle()
+        self._next()
+
     def end(self, error: BaseException | None = None) -> None:
         """Let `serve` return, or raise."""
         if self._ended.done():

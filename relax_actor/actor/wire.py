@@ -149,6 +149,7 @@ class Stop(Record, frozen=True, kw_only=True, tag="stop"):
     """Head to actor: finish the message at hand, clean up, end."""
 
     reason: str
+    drain_s: float = 0.0  # above 0: finish first what is under way, see `Actor.on_drain`
 
 
 class BulkRef(msgspec.Struct, frozen=True, array_like=True):
@@ -339,6 +340,26 @@ class Seen(Record, frozen=True, kw_only=True, tag="seen"):
     sight: bytes = b""  # JSON, see `node.sight`; empty where there is no such host
 
 
+class Order(Record, frozen=True, kw_only=True, tag="order"):
+    """Operator to head: change something of the run, or say how far a change has come."""
+
+    id: int
+    what: str  # `kill`, `scale` or `look`
+    name: str  # an actor to kill, else a child
+    replicas: int = 0  # it is to have
+
+
+class Ordered(Record, frozen=True, kw_only=True, tag="ordered"):
+    """Head to operator: the answer to an `Order`."""
+
+    id: int
+    refusal: str = ""  # empty: it is being done
+    hint: str = ""
+    replicas: int = 0  # there are, those that come and go included
+    starting: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
+
+
 class Hung(Record, frozen=True, kw_only=True, tag="hung"):
     """Node agent to head: the actor's page says that it hangs."""
 
@@ -380,6 +401,8 @@ AnyRecord = (
     | Look
     | Seen
     | Hung
+    | Order
+    | Ordered
 )
 
 _decoder: msgspec.msgpack.Decoder[AnyRecord] = msgspec.msgpack.Decoder(cast(Any, AnyRecord))

@@ -36,6 +36,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     shm_root: str = ""  # where segments of the run are
     run_dir: str = ""  # whose events, logs and crash reports are handed over
     offsets: dict[str, int] | None = None  # how far each file has been handed over; None: begin at their ends
+    is_survey: bool = False  # start no node agent: answer what follows, see `survey.probe`
 
     def __repr__(self) -> str:
         return f"Boot(workdir={self.workdir!r}, {len(self.env)} variables)"  # their values are secrets
@@ -71,7 +72,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     code: int
 
 
-Said: TypeAlias = Began | Refused | Grown | Ended
+class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answered"):
+    """The answer to a question of a survey."""
+
+    body: bytes  # msgpack; a record of `survey.records`
+
+
+Said: TypeAlias = Began | Refused | Grown | Ended | Answered
 
 _decoder: msgspec.msgpack.Decoder[Said] = msgspec.msgpack.Decoder(Said)
 
@@ -81,7 +88,7 @@ def greeting(word: str) -> bytes:
     return _MARK + word.encode() + b"\x00"
 
 
-def framed(record: Said | Boot) -> bytes:
+def framed(record: msgspec.Struct) -> bytes:
     """Return a record with its length before it."""
     body = msgspec.msgpack.encode(record)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body

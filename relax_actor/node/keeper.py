@@ -23,6 +23,7 @@ from types import FrameType
 import msgspec
 
 from relax_actor.actor.wire import NodeConfig
+from relax_actor.limits import raise_open_files
 from relax_actor.node import agent, cgroup, early, process, remains
 from relax_actor.node.names import END_NOW, EXIT_FENCED
 from relax_actor.node.renewal import LeaseEnd
@@ -42,6 +43,7 @@ def main() -> None:
     head = os.pidfd_open(config.head_pid) if os.getppid() == config.head_pid else -1
     early.keep_from_children(config.early)
     process.become_subreaper()
+    raise_open_files()
     until = LeaseEnd()
     until.at_s = BootClock().monotonic() + config.join_timeout_s
     keeper = os.getpid()

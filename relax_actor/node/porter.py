@@ -104,14 +104,14 @@ class _Porter:
         self._say(_began())
         try:
             _settle(boot)
-            return self._keep(boot)
+            return self._survey(boot) if boot.is_survey else self._keep(boot)
         except RefusedError as refusal:
             self._say(refusal.record)
             return EXIT_REFUSED
 
     def _keep(self, boot: Boot) -> int:
         process.become_subreaper()
-        keeper, passed = _start_keeper(boot)
+        keeper, passed = _start(boot, [sys.executable, "-P", "-m", "relax_actor.node"])
         handover = Handover(Path(boot.run_dir), boot.offsets, self._say)
         thread = threading.Thread(target=self._hand_over, args=(handover,), name="handover", daemon=True)
         thread.start()
@@ -128,6 +128,15 @@ class _Porter:
             with suppress(OSError):  # the session is over
                 self._say(Ended(code=code))
         return code
+
+    def _survey(self, boot: Boot) -> int:
+        """Have a probe answer the head by itself, in the surroundings that actors would have."""
+        answers = fcntl.fcntl(self._session, fcntl.F_DUPFD, _PASSED_FD + 1)
+        probe, passed = _start(boot, [sys.executable, "-P", "-m", "relax_actor.survey.probe", str(answers)])
+        status = os.waitstatus_to_exitcode(_await(probe))
+        if not os.read(passed, 1):
+            raise RefusedError("setup", f"the setup script ended with {_how(status)}")
+        return status if status >= 0 else EXIT_KEEPER_KILLED
 
     def _hand_over(self, handover: Handover) -> None:
         with suppress(OSError):  # the session is over
@@ -169,7 +178,8 @@ def _settle(boot: Boot) -> None:
         os.environb[name] = value
     network.set_environment(os.environ, peer=boot.head, interface=boot.interface, no_proxy=boot.no_proxy)
     _attempt("workdir", "its working directory", lambda: os.chdir(boot.workdir or "."))
-    _attempt("folder", "its run folder", lambda: Path(boot.run_dir).mkdir(parents=True, exist_ok=True))
+    if not boot.is_survey:
+        _attempt("folder", "its run folder", lambda: Path(boot.run_dir).mkdir(parents=True, exist_ok=True))
 
 
 def _attempt(kind: str, what: str, action: Callable[[], object]) -> None:
@@ -179,25 +189,28 @@ def _attempt(kind: str, what: str, action: Callable[[], object]) -> None:
         raise RefusedError(kind, f"{what}: {error.strerror}: {error.filename}") from None
 
 
-def _start_keeper(boot: Boot) -> tuple[int, int]:
-    """Return the keeper's pid, and a descriptor to read a byte from once the setup script has passed."""
+def _start(boot: Boot, command: list[str]) -> tuple[int, int]:
+    """Start a keeper, or a probe.
+
+    Returns:
+        Its pid, and a descriptor to read a byte from once the setup script has passed.
+    """
     porter = os.getpid()
     passed, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _become_keeper(boot, porter, told)
+        _become(command, boot.setup, porter, told)
     if not boot.setup:
         os.write(told, b"\n")
     os.close(told)
     return pid, passed
 
 
-def _become_keeper(boot: Boot, porter: int, told: int) -> NoReturn:
+def _become(command: list[str], setup: str, porter: int, told: int) -> NoReturn:
     try:
         process.die_with_parent(porter, signal.SIGTERM)
-        command = [sys.executable, "-P", "-m", "relax_actor.node"]
-        if boot.setup:
-            command = _with_setup(command, boot.setup, told)
+        if setup:
+            command = _with_setup(command, setup, told)
         os.execv(command[0], command)  # noqa: S606 - a shell is in `command` where one is wanted
     finally:
         os._exit(EXIT_REFUSED)

@@ -38,6 +38,11 @@ class Putting:
         """The leases of rows that the queue has not been told of, so that it must not take them back."""
         return [record.lease_id for handed in self._handed for record in handed.sent]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the queue has confirmed all of them."""
+        return not self._handed and not self._sent
+
     def send(self, records: Records) -> None:
         """Put whole samples, or chunks; at least one."""
         self._handed.append(self._rows.hand_over(records))

@@ -4,17 +4,12 @@ All decisions are the ledger's (`transfer_queue.ledger`); this file is its shell
 producers wrote them, in shared memory (`transfer_queue.intake`), and the ledger says when nobody needs one.
 """
 
-import asyncio
-import contextlib
-import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
-from relax_actor.actor import Actor, endpoint
+from relax_actor.actor import endpoint
 from relax_actor.config import Config
-from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import (
@@ -30,55 +25,45 @@ from relax_actor.protocol import (
     SampleReady,
     Wanted,
 )
+from relax_actor.roles.deciding import DecidingActor
 from relax_actor.roles.evals import EvalRounds
+from relax_actor.roles.queue_errors import HopelessRunError, StaleBatchError
+from relax_actor.roles.queue_news import QueueNews
+from relax_actor.roles.relief import Relief
 from relax_actor.transfer_queue.intake import Intake
-from relax_actor.transfer_queue.journal import Journal, read
+from relax_actor.transfer_queue.journal import read
 from relax_actor.transfer_queue.ledger import Ledger
 from relax_actor.transfer_queue.limits import ledger_config
-from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
-from relax_actor.transfer_queue.records import (
-    BatchLeased,
-    DroppedGroup,
-    Event,
-    PromptLeased,
-    Put,
-    RewardLeased,
-    TrainedSet,
-)
+from relax_actor.transfer_queue.memory import Memory, spill_space
+from relax_actor.transfer_queue.records import Put, TrainedSet
 from transport.shm import ShmSpace
-
-R = TypeVar("R")
 
 MANY = 4096
 """Callers that may be parked in one endpoint."""
 
 TICK_S = 1.0
 
-LONG_WAIT_S = 10.0
-"""From here on a waiting trainer is worth a line in the log."""
 
-
-class TransferQueue(Actor):
+class TransferQueue(DecidingActor):
     """Leases prompts, samples and batches; sees that every sample is trained once or accounted for."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
-        self._changed = asyncio.Event()
-        self._journal: Journal[Event] = Journal(self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal")
-        past = list(read(self._journal.path))
+        journal = self.ctx.run_dir / f"queue-{self.ctx.run_id}.journal"
+        past = list(read(journal))
         self._ledger = Ledger.replay(ledger_config(config), past)
+        self._begin(self._ledger, journal)
         budget_bytes = int(config.queue.max_size_gb * 2**30)
         spill = spill_space(self.ctx.run_id, self.ctx.run_dir)
         self._memory = Memory(self._space, spill, budget_bytes, self._ledger.holdings())
-        self._is_crowded = False  # over its budget, and no file can be written
+        self._relief = Relief(self._memory, self._ledger, self.ctx.events)
+        self._news = QueueNews(self.ctx.events, self._ledger)
         self._intake = Intake(self._space, self._ledger, self._memory)
         self._evals = EvalRounds(config, past)
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
-        self._is_told = False  # whether something was answered since the last step
-        self._trainer_waits_since: float | None = None
 
     # -- prompts --------------------------------------------------------------------------------
 
@@ -126,7 +111,7 @@ class TransferQueue(Actor):
 
         def look() -> Leased | None:
             newest = self._ledger.version if self._opened else None
-            if newest is None or self._is_gone(holder) or self._must_wait_for_memory():
+            if newest is None or self._is_gone(holder) or self._relief.must_wait:
                 return None
             if policy_version is None or policy_version < newest:
                 return Leased(policy_version=newest)
@@ -140,7 +125,7 @@ class TransferQueue(Actor):
         """Take finished samples; a duplicate or a late one is refused by name, never stored."""
         outcomes = self._intake.samples(samples, holder, self._now())
         self._notify()
-        self._say_refused(holder, "samples", outcomes)
+        self._news.say_refused(holder, "samples", outcomes)
         return outcomes
 
     @endpoint(idempotent=True)
@@ -148,7 +133,7 @@ class TransferQueue(Actor):
         """Take what there is of unfinished samples; the next lease carries it, if this one ends."""
         outcomes = self._intake.chunks(chunks, holder, self._now())
         self._notify()
-        self._say_refused(holder, "chunks", outcomes)
+        self._news.say_refused(holder, "chunks", outcomes)
         return outcomes
 
     # -- rewards --------------------------------------------------------------------------------
@@ -170,9 +155,9 @@ class TransferQueue(Actor):
     @endpoint(idempotent=True)
     def put_rewards(self, holder: Holder, rewards: list[RewardReady]) -> list[Put]:
         """Take rewards, or why there are none."""
-        outcomes = [self._ledger.put_reward(reward, holder, self._now()) for reward in rewards]
+        outcomes = self._ledger.put_rewards(rewards, holder, self._now())
         self._notify()
-        self._say_refused(holder, "rewards", outcomes)
+        self._news.say_refused(holder, "rewards", outcomes)
         return outcomes
 
     # -- the trainer ----------------------------------------------------------------------------
@@ -198,19 +183,29 @@ class TransferQueue(Actor):
         Raises:
             HopelessRunError: so many groups were dropped in a row that no batch will ever be complete.
         """
+        return await self._dealt(
+            holder, lambda: self._ledger.lease_batch(holder, policy_version, self._now()), wait_s
+        )
 
-        def look() -> BatchLease | None:
-            if self._is_gone(holder):
-                return None
-            if reason := self._ledger.hopeless():
-                raise HopelessRunError(reason)
-            return self._ledger.lease_batch(holder, policy_version, self._now())
+    @endpoint(concurrency=MANY)
+    async def lease_part(
+        self,
+        holder: Holder,
+        policy_version: PolicyVersion,
+        lease_id: LeaseId | None,
+        have: int,
+        wait_s: float,
+    ) -> BatchLease | None:
+        """Lease the next groups of a batch before all of it is there; see `Ledger.lease_part`.
 
-        self._trainer_waits_since = self._now()
-        try:
-            return await self._until(look, wait_s)
-        finally:
-            self._trainer_waits_since = None
+        Raises:
+            HopelessRunError: as `lease_batch`.
+        """
+        return await self._dealt(
+            holder,
+            lambda: self._ledger.lease_part(holder, policy_version, lease_id, have, self._now()),
+            wait_s,
+        )
 
     @endpoint(idempotent=True)
     def ack_batch(self, holder: Holder, trained: BatchTrained) -> str:
@@ -219,7 +214,7 @@ class TransferQueue(Actor):
         if outcome is Put.STALE:
             raise StaleBatchError(trained.lease_id, trained.step)
         self._evals.want_after(trained.step)
-        self._say_accounting()
+        self._news.say_accounting()
         self._notify()
         return msgspec.json.encode(self._ledger.trained_groups()).decode()
 
@@ -239,24 +234,18 @@ class TransferQueue(Actor):
         """Take back what is overdue, free what nobody needs, say what happened."""
         now = self._now()
         for each in self._ledger.expire(now):
-            self.ctx.events.emit(
-                "lease_expired",
-                lease_kind=each.kind,  # an event has a kind of its own
-                lease_id=each.lease_id,
-                holder=each.holder,
-                group_ids=each.group_ids,
-            )
-        if self._commit():
+            self._news.say_expired(each)
+        if self._word.give():
             self._notify()
-        if self._is_told:
-            self._is_told = False
+        if self._word.is_given:
+            self._word.is_given = False
             point("queue_answered")
         self._say_what_happened()
-        is_relieved = self._relieve()
+        is_relieved = self._relief.relieve()
         if now - self._ticked >= TICK_S:
             self._ticked = now
-            self._say_accounting()
-            self._say_what_is_awaited()
+            self._news.say_accounting()
+            self._news.say_what_is_awaited(now)
         if not is_relieved:
             return 0.0
         deadline = self._ledger.next_deadline()
@@ -268,37 +257,27 @@ class TransferQueue(Actor):
         self._ledger.holder_gone(name, incarnation, self._now())
         self._notify()
 
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
+        """Leave nothing that only a living queue needs."""
+        self._word.close()
+
     # -- inside ---------------------------------------------------------------------------------
 
-    async def _until(self, look: Callable[[], R | None], wait_s: float) -> R | None:
-        deadline = self._now() + wait_s
-        while (found := look()) is None and (left := deadline - self._now()) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):  # unlike wait_for, never swallows a cancellation
-                    await self._changed.wait()
-        if self._commit():
-            self._notify()
-        self.ctx.wake()
-        return found
+    async def _dealt(
+        self, holder: Holder, deal: Callable[[], BatchLease | None], wait_s: float
+    ) -> BatchLease | None:
+        def look() -> BatchLease | None:
+            if self._is_gone(holder):
+                return None
+            if reason := self._ledger.hopeless():
+                raise HopelessRunError(reason)
+            return deal()
 
-    def _notify(self) -> None:
-        """Write down what was decided, before anybody is told, and let the parked look again."""
-        self._commit()
-        self._changed.set()
-        self._changed = asyncio.Event()
-        self.ctx.wake()
-
-    def _commit(self) -> bool:
-        """Write down what was decided; return whether others may find more than before because of it."""
-        events = self._ledger.take_events()
-        if events:
-            point("queue_decided")
-        self._journal.append(events)
-        self._journal.commit()  # also what an earlier commit had no room for
-        if events:
-            self._is_told = True
-            point("queue_committed")
-        return any(not isinstance(event, PromptLeased | RewardLeased | BatchLeased) for event in events)
+        self._news.trainer_waits_since = self._now()
+        try:
+            return await self._until(look, wait_s)
+        finally:
+            self._news.trainer_waits_since = None
 
     def _wanted(self) -> Wanted | None:
         if not self._opened:
@@ -309,76 +288,12 @@ class TransferQueue(Actor):
     def _say_what_happened(self) -> None:
         for segment in self._ledger.take_freed():
             self._memory.free(segment)
-        for dropped in self._ledger.take_dropped():
-            kind = "group_dropped" if isinstance(dropped, DroppedGroup) else "sample_dropped"
-            self.ctx.events.emit(kind, **msgspec.to_builtins(dropped))
+        self._news.say_dropped()
         for result in self._evals.finished(self._ledger):
             self.ctx.events.emit("eval", **result)
-
-    def _relieve(self) -> bool:
-        """Move rows into files where they are too many for memory; return False where there is more to do."""
-        if not self._memory.is_over:
-            self._is_crowded = False
-            return True
-        try:
-            moved = self._memory.relieve(self._ledger.holdings())
-        except SpillError as error:
-            if not self._is_crowded:
-                self.ctx.events.emit("spill_failed", reason=str(error), memory_bytes=self._memory.nbytes)
-            self._is_crowded = True
-            return True
-        self._is_crowded = False
-        if moved.segments:
-            self.ctx.events.emit("rows_spilled", **msgspec.structs.asdict(moved))
-        return moved.is_enough
-
-    def _must_wait_for_memory(self) -> bool:
-        """Whether to sample nothing more for now: the trainer has what it needs to make room."""
-        return self._is_crowded and self._ledger.has_batch()
-
-    def _say_what_is_awaited(self) -> None:
-        """Say why the trainer waits, once each time that it waits for long."""
-        since = self._trainer_waits_since
-        if since is not None and self._now() - since >= LONG_WAIT_S:
-            self._trainer_waits_since = None
-            self.ctx.events.emit("trainer_waits", reason=self._ledger.waiting_on())
-
-    def _say_refused(self, holder: Holder, what: str, outcomes: list[Put]) -> None:
-        refused = {put.value: outcomes.count(put) for put in Put if put is not Put.ACCEPTED}
-        if any(refused.values()):
-            self.ctx.events.emit(
-                "put_refused",
-                sender=holder.name,
-                incarnation=holder.incarnation,
-                what=what,
-                **refused,
-            )
 
     def _is_finished(self) -> bool:
         return self._ledger.finished() and not self._evals.open
 
     def _is_gone(self, holder: Holder) -> bool:
         return holder.incarnation <= self._fenced.get(holder.name, 0)
-
-    def _say_accounting(self) -> None:
-        accounting = self._ledger.accounting()
-        self.ctx.events.emit("ledger", **msgspec.structs.asdict(accounting), balances=accounting.balances)
-
-    def _now(self) -> float:
-        return time.monotonic()
-
-
-class HopelessRunError(RelaxError):
-    """Group after group was dropped: no batch will ever be complete."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(f"the run is hopeless: {reason}")
-
-
-class StaleBatchError(RelaxError):
-    """The trainer acknowledged a batch that is no longer its own: it must go back to a checkpoint."""
-
-    def __init__(self, lease_id: LeaseId, step: int) -> None:
-        self.lease_id, self.step = lease_id, step
-        super().__init__(f"step {step} was trained on batch lease {lease_id}, which had ended")

@@ -79,6 +79,7 @@ class Rollout(LendingActor):
         self._arriving: tuple[Leased, Arrival] | None = None
         self._putting = Putting(self._queue, self._rows, self.ctx)
         self._chunks = Chunks(config.rollout.chunk_tokens)
+        self._is_leaving = False
 
     def step(self) -> float | None:
         """Install what is newer, take prompts, decode one token of every sample in flight."""
@@ -86,6 +87,9 @@ class Rollout(LendingActor):
         self._refresh_weights()
         self._take_prompts()
         self._stop_unwanted(self._putting.settle())
+        if self._is_leaving and self._has_nothing:
+            self.ctx.finish()
+            return None
         if not self._engine.in_flight or not self._weights.can_sample or self._rows.is_crowded:
             self._report_busy(idle=True)
             return LOOK_S if self._weights.is_behind else self._engine.idle_s
@@ -97,6 +101,12 @@ class Rollout(LendingActor):
         self._put_chunks()
         self._report_busy(idle=False)
         return 0.0 if finished else min(self._engine.nap_s, LOOK_S)
+
+    def on_drain(self) -> None:
+        """Take no prompts any more, and finish the samples in flight; see `step`."""
+        self._is_leaving = True
+        if self._asking is not None and self._asking.cancel():  # the queue gives what came of it to others
+            self._asking = None
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
         """Report the last stretch of work."""
@@ -147,7 +157,12 @@ class Rollout(LendingActor):
             leased, self._arriving = self._arriving[0], None
             self._start(leased)
         is_asking = self._asking is not None or self._arriving is not None
-        if not is_asking and self._engine.free_slots > 0 and not self._weights.is_behind:
+        if (
+            not is_asking
+            and not self._is_leaving
+            and self._engine.free_slots > 0
+            and not self._weights.is_behind
+        ):
             self._asking = self._queue.within(PARK_S * 2).ask(
                 TransferQueue.lease_prompts,
                 self.ctx.holder,
@@ -156,6 +171,12 @@ class Rollout(LendingActor):
                 self._engine.free_slots,
                 PARK_S,
             )
+
+    @property
+    def _has_nothing(self) -> bool:
+        """Whether every sample is put, and confirmed."""
+        is_idle = self._asking is None and self._arriving is None
+        return is_idle and not self._engine.in_flight and self._putting.is_done
 
     def _start(self, leased: Leased) -> None:
         if leased.policy_version is not None:

@@ -11,25 +11,33 @@ ALARM_EVERY_S = 60.0
 
 
 class StepStats:
-    """Gathers the statistics of one step.
+    """Gathers the statistics of one step, from when the trainer begins to wait for its batch."""
 
-    Args:
-        waited_s: how long the trainer waited for the batch.
-    """
-
-    def __init__(self, waited_s: float) -> None:
+    def __init__(self) -> None:
         self._started = time.monotonic()
-        self._waited_s = waited_s
+        self._waited_s = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was trained: the batch begins again."""
         self._parts: list[MicrobatchStats] = []
         self._updates: list[UpdateStats] = []
+        self._loss = self._pending_loss = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Take a time in which the trainer had nothing to train on."""
+        self._waited_s += seconds
 
     def add(self, part: MicrobatchStats) -> None:
         """Take the sums of one micro-batch."""
         self._parts.append(part)
+        self._pending_loss += part.loss
 
     def updated(self, update: UpdateStats) -> None:
         """Take what one optimizer update did."""
         self._updates.append(update)
+        self._loss += self._pending_loss * update.loss_factor
+        self._pending_loss = 0.0
 
     @property
     def mismatch_abs(self) -> float:
@@ -57,9 +65,9 @@ class StepStats:
             skipped: why the whole step was skipped.
         """
         tokens = self._tokens
-        train_s = time.monotonic() - self._started
+        train_s = time.monotonic() - self._started - self._waited_s
         return {
-            "loss": sum(part.loss for part in self._parts) / max(1, len(self._updates)),
+            "loss": self._loss / max(1, len(self._updates)),
             "grad_norm": max((update.grad_norm for update in self._updates), default=0.0),
             "learning_rate": self._updates[-1].learning_rate if self._updates else 0.0,
             "clip_frac": sum(part.clipped_tokens for part in self._parts) / tokens,

@@ -7,35 +7,32 @@ of its weights.
 
 import time
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
 
 from relax_actor.actor import Actor, Reply, endpoint
 from relax_actor.config import Config
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.devices import CPU, host_gpus, trainer_device
-from relax_actor.errors import RemoteError
 from relax_actor.faults import point
-from relax_actor.ids import PolicyVersion
-from relax_actor.protocol import BatchLease, BatchTrained, Opened
+from relax_actor.ids import LeaseId, PolicyVersion
+from relax_actor.protocol import BatchLease, BatchTrained, Opened, TrainSample
 from relax_actor.rl.advantage import group_advantages, has_signal
-from relax_actor.rl.batching import plan_updates
 from relax_actor.rl.staleness import histogram
 from relax_actor.roles import verdict
+from relax_actor.roles.feed import PARK_S, Feed, Waiting, raise_refusal
 from relax_actor.roles.publishing import make_publishing
-from relax_actor.roles.queue import HopelessRunError, TransferQueue
+from relax_actor.roles.queue import TransferQueue
+from relax_actor.roles.queue_errors import HopelessRunError
 from relax_actor.roles.step_stats import Alarm, StepStats
 from relax_actor.roles.trainer_past import TrainerPast
+from relax_actor.roles.updates import make_updates
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
 from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
-
-T = TypeVar("T")
-Waiting = Generator[Reply[Any] | None, None, T]
-"""A part of `_life`: yields what it waits for, returns its result."""
-
-PARK_S = 20.0
 
 
 class Trainer(Actor):
@@ -54,6 +51,8 @@ class Trainer(Actor):
         rows = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
+        self._feed = Feed(self._queue, self.ctx, in_parts=config.train.stream_micro_batches)
+        self._updates = make_updates(self._backend, config, self._before_update)
         self._past = TrainerPast(self.ctx, self._backend, keep=config.train.keep_checkpoints)
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
@@ -113,13 +112,11 @@ class Trainer(Actor):
             Opened(step=self._step, policy_version=self._version, trained=self._trained),
         )
         while self._step < self._config.run.steps:
-            batch, waited_s = yield from self._lease()
-            self._has_batch = True
+            stats = StepStats()
+            batch = yield from self._train(stats)
             if batch is None:
                 break  # the dataset's prompts were dropped to the last: nothing left to train on
-            stats = StepStats(waited_s=waited_s)
             if batch.samples:
-                yield from self._train(batch, stats)
                 self._version = PolicyVersion(self._version + 1)
             self._step += 1
             if batch.samples:
@@ -136,49 +133,57 @@ class Trainer(Actor):
         yield from self._until_finished()
         self._checkpoint()
 
-    def _lease(self) -> Waiting[tuple[BatchLease | None, float]]:
-        started = time.monotonic()
+    def _train(self, stats: StepStats) -> Waiting[BatchLease | None]:
+        """Train on the next batch, in as many parts as it comes in; None where no more comes."""
+        samples: list[TrainSample] = []
+        lease_id: LeaseId | None = None
+        while True:
+            part = yield from self._next_part(stats)
+            self._has_batch = part is None or part.is_whole
+            if part is None:
+                return None
+            if part.lease_id != lease_id:
+                lease_id, samples = part.lease_id, []
+                stats.restart()
+                self._updates.restart()
+            samples += part.samples
+            if samples:
+                sequences = self._sequences(part)
+                with self.ctx.events.span("train", step=self._step, samples=len(sequences)):
+                    yield from self._updates.train(sequences, stats, is_whole=part.is_whole)
+            if part.is_whole:
+                break
+        if samples:
+            point("trained")
+        samples.sort(key=lambda sample: (sample.group_id, sample.sample_index))
+        return msgspec.structs.replace(part, samples=tuple(samples))
+
+    def _next_part(self, stats: StepStats) -> Waiting[BatchLease | None]:
         with self.ctx.events.span("wait", step=self._step):
             while True:
-                reply = self._queue.within(PARK_S * 2).ask(
-                    TransferQueue.lease_batch, self.ctx.holder, self._version, PARK_S
-                )
-                yield reply
-                batch = _answer(reply)
-                if batch is not None:
-                    point("batch_leased")
-                    return batch, time.monotonic() - started
-                if (yield from self._is_over()):
-                    return None, 0.0
+                part, waited_s = yield from self._feed.take(self._version)
+                stats.waited(waited_s)
+                if part is not None:
+                    return part
+                if not self._feed.has_some and (yield from self._is_over()):
+                    return None
 
-    def _train(self, batch: BatchLease, stats: StepStats) -> Waiting[None]:
-        config = self._config.train
-        sequences = self._sequences(batch)
-        with self.ctx.events.span("train", step=self._step, samples=len(sequences)):
-            if config.updates_per_batch > 1 and config.ratio_base == "trainer":
-                for sequence, old in zip(sequences, self._backend.logprobs(sequences), strict=True):
-                    sequence.old_logprobs = old
-            updates = plan_updates(
-                sequences, updates=config.updates_per_batch, micro_batch_size=config.micro_batch_size
-            )
-            for microbatches in updates:
-                members = [sequence for microbatch in microbatches for sequence in microbatch]
-                self._backend.begin_update(
-                    total_tokens=sum(len(each.response) for each in members), total_sequences=len(members)
-                )
-                for microbatch in microbatches:
-                    stats.add(self._backend.accumulate(microbatch))
-                    yield None
-                self._is_between_steps = False
-                self._publishing.before_update()
-                stats.updated(self._backend.finish_update())
-        point("trained")
+    def _before_update(self) -> None:
+        self._is_between_steps = False
+        self._publishing.before_update()
 
     def _acknowledge(self, batch: BatchLease) -> Waiting[None]:
         trained = BatchTrained(lease_id=batch.lease_id, step=self._step, policy_version=self._version)
-        self._trained = yield from self._call(TransferQueue.ack_batch, self.ctx.holder, trained)
+        self._trained = yield from self._call(
+            TransferQueue.ack_batch, self.ctx.holder, trained, then=self._ask_ahead
+        )
         self._is_between_steps = True
         point("acknowledged")
+
+    def _ask_ahead(self) -> None:
+        """Ask for the next batch at once: the queue gets this after the acknowledgement."""
+        if self._step < self._config.run.steps:
+            self._feed.ask(self._version)
 
     def _until_finished(self) -> Waiting[None]:
         while not (yield from self._call(TransferQueue.await_finished, PARK_S)):
@@ -187,16 +192,24 @@ class Trainer(Actor):
     def _is_over(self) -> Waiting[bool]:
         return bool((yield from self._call(TransferQueue.await_finished, 0.0)))
 
-    def _call(self, method: Callable[..., Any], *args: Any) -> Waiting[Any]:
+    def _call(
+        self, method: Callable[..., Any], *args: Any, then: Callable[[], None] = lambda: None
+    ) -> Waiting[Any]:
         """Ask the queue until it answers: its death costs a repetition, which it recognises.
+
+        Args:
+            method: of the queue.
+            args: for it.
+            then: called once it was asked.
 
         Raises:
             RemoteError: it refuses, such as a batch whose lease has ended; only a checkpoint helps then.
         """
         while True:
             reply = self._queue.within(PARK_S * 2).ask(method, *args)
+            then()
             yield reply
-            _raise_refusal(reply)
+            raise_refusal(reply)
             if reply.exception() is None:
                 return reply.result()
             self.ctx.events.emit("call_repeated", method=method.__name__, reason=str(reply.exception()))
@@ -255,22 +268,6 @@ class Trainer(Actor):
             groups_carried=batch.sampling.carried,
             **stats.fields(skipped=batch.sampling.skipped),
         )
-
-
-def _answer(reply: Reply[T]) -> T | None:
-    """Return the queue's answer, or None while it is away.
-
-    Raises:
-        RemoteError: it refuses.
-    """
-    _raise_refusal(reply)
-    return reply.result() if reply.exception() is None else None
-
-
-def _raise_refusal(reply: Reply[Any]) -> None:
-    error = reply.exception()
-    if isinstance(error, RemoteError):
-        raise error
 
 
 def make_backend(config: Config, device: str = CPU) -> TrainerBackend:

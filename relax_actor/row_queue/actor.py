@@ -175,6 +175,7 @@ class RowQueue(Actor):
         await self._written()
         outcomes = self._table.ack(lease_ids, holder)
         self._notify()
+        point("rows_acked")
         await self._written()
         return outcomes
 

@@ -6,7 +6,7 @@ when nothing doomed is left is anything started, the first slot first. So a stop
 every interleaving, and there is no half-done plan to lose when another failure arrives.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
@@ -16,6 +16,7 @@ from relax_actor.supervision.family import BranchSlot, Family
 from relax_actor.supervision.gang import Gang
 from relax_actor.supervision.leaf import Leaf
 from relax_actor.supervision.node import Node, Parent
+from relax_actor.supervision.scaling import scale
 from relax_actor.supervision.slot import Slot
 from relax_actor.supervision.spares import SparePool
 from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
@@ -62,16 +63,26 @@ class Branch(Family):
         self.slots.append(self._make_slot(spec, is_joining=True))
         self.wake()
 
-    def remove(self, nodes: list[Node]) -> None:
-        """Stop children and forget them."""
+    def remove(self, nodes: Iterable[Node], *, drain_s: float = 0.0) -> None:
+        """Stop children and forget them; actors may first finish what they have, for so long."""
         for node in nodes:
             node.doom()
             node.is_doomed, node.is_leaving = False, True
-            if node.is_alive:
-                node.stop()
-            else:
+            if not node.is_alive:
                 self._forget(node)
+            elif isinstance(node, Leaf):
+                node.drain(drain_s)
+            else:
+                node.stop()
         self.wake()
+
+    def scale(self, slot: BranchSlot, replicas: int) -> None:
+        """Have a child have so many replicas, from now on and whenever this supervisor starts again.
+
+        Raises:
+            SpecError: it cannot have them, or has not yet those it was to have before.
+        """
+        self.spec = scale(self, slot, replicas, self._desk)
 
     def wake(self) -> None:
         """Decide before the event is done with."""
@@ -177,7 +188,7 @@ class Branch(Family):
 
     def _follow_rules(self, child: Node, ending: Ending) -> None:
         slot = self.slot_of(child)
-        if slot.is_joining and not child.was_ready:
+        if (slot.is_joining or child.is_joining) and not child.was_ready:
             self._refuse(slot, child, ending)
         elif self.state is ChildState.STARTING and not child.was_ready:
             self._fail(f"`{child.name}` did not start", ending)
@@ -192,8 +203,9 @@ class Branch(Family):
 
     def _refuse(self, slot: BranchSlot, child: Node, ending: Ending) -> None:
         reason = f"`{child.name}` did not start: {ending.exit}"
-        self._desk.report(ReportKind.CHILD_REFUSED, child=slot.id, supervisor=self.name, reason=reason)
-        self.remove(list(slot.nodes))
+        name, refused = (child.name, [child]) if child.is_joining else (slot.id, list(slot.nodes))
+        self._desk.report(ReportKind.CHILD_REFUSED, child=name, supervisor=self.name, reason=reason)
+        self.remove(refused)
 
     def _restart(self, child: Node, ending: Ending, *, is_ordered: bool = False) -> None:
         self._window.add(child.name, ending.first, self._desk.now)
@@ -278,6 +290,8 @@ class Branch(Family):
         return own_ending(self.name, self.incarnation, exit_, self._desk.now)
 
     def _forget(self, child: Node) -> None:
+        if child.is_leaving:
+            self._desk.report(ReportKind.CHILD_REMOVED, child=child.name, incarnation=child.incarnation)
         slot = self.slot_of(child)
         slot.nodes = [node for node in slot.nodes if node is not child]
         if not slot.nodes:
@@ -303,6 +317,7 @@ class Branch(Family):
             is_joining=is_joining,
             gang=Gang(spec.id, self._desk) if spec.gang else None,
             pool=pool,
+            spec=spec,
         )
 
 

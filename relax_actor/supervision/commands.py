@@ -41,6 +41,7 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     incarnation: int
     shutdown_s: float
+    drain_s: float = 0.0  # above 0: it may first finish what it has; another Stop follows if it takes longer
 
 
 class Kill(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +105,8 @@ class ReportKind(StrEnum):
     CHILD_ENDED = "child_ended"  # child, incarnation, reason: and is not restarted
     CHILD_KILLED = "child_killed"  # child, incarnation, reason: over its time to start or to stop
     CHILD_REFUSED = "child_refused"  # child, supervisor, reason: an AddChild that came to nothing
+    CHILD_REMOVED = "child_removed"  # child, incarnation: it was to leave, and is gone
+    CHILD_SCALED = "child_scaled"  # child, replicas, before, starting, leaving
     SUPERVISOR_READY = "supervisor_ready"  # supervisor
     SUPERVISOR_STOPPING = "supervisor_stopping"  # supervisor, reason: ends, but not by failure
     ESCALATED = "escalated"  # supervisor, reason

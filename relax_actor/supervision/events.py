@@ -176,6 +176,20 @@ class RemoveChild(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
+class Scale(msgspec.Struct, frozen=True, kw_only=True):
+    """Have an elastic child have so many replicas: new ones start, those with the highest numbers drain."""
+
+    child: str
+    replicas: int
+
+
+class KillChild(msgspec.Struct, frozen=True, kw_only=True):
+    """Kill one actor now; what follows is what follows from any failure of it."""
+
+    name: str
+    reason: str
+
+
 LeafEvent = Ready | InitFailed | Gone | Dying | Failed | Released | Decided | AwaitsHost | HostFound
 """What concerns one incarnation of one actor."""
 
@@ -189,6 +203,8 @@ Event = (
     | KillRequested
     | AddChild
     | RemoveChild
+    | Scale
+    | KillChild
 )
 
 _HEADS = {

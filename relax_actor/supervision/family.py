@@ -56,6 +56,10 @@ class Family(Node):
         """Return the child of that name, or all replicas of the child with that id."""
         return [node for slot in self.slots for node in slot.nodes if name in {node.name, slot.id}]
 
+    def slot_named(self, child: str) -> BranchSlot | None:
+        """Return the place of the child with that id."""
+        return next((slot for slot in self.slots if slot.id == child), None)
+
     def slot_of(self, child: Node) -> BranchSlot:
         """Return the place of a child."""
         return next(slot for slot in self.slots if child in slot.nodes)

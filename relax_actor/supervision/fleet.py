@@ -16,6 +16,7 @@ from relax_actor.actor.courier import Courier
 from relax_actor.actor.wire import NodeConfig, Record
 from relax_actor.node.lease import Grants
 from relax_actor.supervision.hosts import Host, choose, choose_home
+from relax_actor.supervision.scaling import check_room
 from relax_actor.supervision.site import Agent, Key, Place, Site
 from relax_actor.supervision.spec import ChildSpec, Home
 from relax_actor.supervision.starts import FAN_OUT, Starts, Waiting
@@ -101,6 +102,15 @@ class Fleet:
             self._courier.lines.open(_peer(key), self._config.epoch, key[1])
         return home
 
+    def check_room(self, spec: ChildSpec, replicas: int) -> None:
+        """Check that there is a place for every new replica of a child.
+
+        Raises:
+            SpecError: there is none.
+        """
+        joined = {name for name, site in self._sites.items() if site.joined}
+        check_room(spec, replicas, tuple(self._homes.values()), joined)
+
     def _choose(self, spec: ChildSpec, replica: int) -> Home:
         joined = {name for name, site in self._sites.items() if site.joined}
         if spec.homes:
@@ -109,9 +119,10 @@ class Fleet:
         return Home(host=host, devices=spec.devices)
 
     def absence(self, host: str) -> str:
-        """Return why a host is not there, or nothing where it is."""
+        """Return why a host is not there, or nothing where it is, or will be at once."""
         site = self._sites[host]
-        return "" if site.joined else site.lost or "it has not joined"
+        is_on_its_way = not site.is_remote and not site.rejoins  # the head's own host has lost its agent only
+        return "" if site.joined or is_on_its_way else site.lost or "it has not joined"
 
     def when_joined(self, key: Key, action: Callable[[Place], None]) -> None:
         """Run `action` once the host of `key` has joined: now, or when it comes back."""

@@ -42,6 +42,7 @@ class Leaf(Node):
         self._failure: Exit | None = None  # why it was given up before it was gone
         self._raised = ""  # what its __init__ said
         self.is_killed = False
+        self._is_draining = False  # it was told to leave, and may still finish what it has
         self._started_at_s = 0.0
 
     def start(self) -> None:
@@ -49,7 +50,7 @@ class Leaf(Node):
         incarnation = self._begin()
         self._failure, self._raised, self.is_killed = None, "", False
         self._aborting, self.is_aborted, self.is_linked_end = 0, False, False
-        self._is_dying = False
+        self._is_dying = self._is_draining = False
         self._started_at_s = self._desk.now
         if self._pool is None or not self._pool.take(self.name, incarnation, self._replica):
             self._desk.commands.append(
@@ -61,14 +62,31 @@ class Leaf(Node):
         """Ask it to end within `shutdown_s`, unless it is already on its way."""
         if self.state is not ChildState.STOPPING:
             self._stop_by(Trigger.STOP)
+        elif self._is_draining:
+            self._end_drain()
 
-    def kill(self) -> None:
+    def drain(self, drain_s: float) -> None:
+        """Let it finish what it has and end; after `drain_s` it is asked to end as by `stop`."""
+        if self.state is not ChildState.READY or drain_s == 0:
+            self.stop()
+            return
+        self._is_draining = True
+        self._cancel_timer()
+        self._move(Trigger.STOP)
+        self._say_stop(drain_s)
+        self._set_timer("drain", drain_s)
+
+    def respec(self, spec: ChildSpec) -> None:
+        """Have later incarnations start by another spec."""
+        self._spec = spec
+
+    def kill(self, reason: str = "asked to kill") -> None:
         """Kill it now, whatever it is doing."""
         if self.state is not ChildState.STOPPING:
             self._move(Trigger.STOP)
         if not self.is_killed:
             self._cancel_timer()
-            self._kill("asked to kill")
+            self._kill(reason)
 
     def ready(self) -> None:
         """Note that it takes messages; too late when it is already being stopped."""
@@ -200,6 +218,9 @@ class Leaf(Node):
                 self._failure = Exit(kind=ExitKind.START_TIMEOUT, detail=self._patience())
                 self._move(Trigger.GIVE_UP)
                 self._kill(self._patience())
+            case ChildState.STOPPING if self._is_draining:
+                self._timer = ""
+                self._end_drain()
             case ChildState.STOPPING:
                 self._timer = ""
                 self._desk.killed.append(f"{self.name}#{self.incarnation}")
@@ -224,10 +245,27 @@ class Leaf(Node):
         if self._spec.shutdown_s == 0:
             self._kill("shutdown_s is 0")
             return
-        self._desk.commands.append(
-            Stop(name=self.name, incarnation=self.incarnation, shutdown_s=self._spec.shutdown_s)
-        )
+        self._say_stop()
         self._set_timer("stop", self._spec.shutdown_s)
+
+    def _end_drain(self) -> None:
+        self._is_draining = False
+        self._cancel_timer()
+        if self._spec.shutdown_s == 0:
+            self._kill("shutdown_s is 0")
+            return
+        self._say_stop()
+        self._set_timer("stop", self._spec.shutdown_s)
+
+    def _say_stop(self, drain_s: float = 0.0) -> None:
+        self._desk.commands.append(
+            Stop(
+                name=self.name,
+                incarnation=self.incarnation,
+                shutdown_s=self._spec.shutdown_s,
+                drain_s=drain_s,
+            )
+        )
 
     def _kill(self, reason: str) -> None:
         self.is_killed = True

@@ -49,6 +49,7 @@ class Node(ABC):
         self.was_ready = False  # since its supervisor started
         self.is_doomed = False  # to be stopped when its turn comes, whatever it does meanwhile
         self.is_leaving = False  # to be forgotten once it is down
+        self.is_joining = False  # added to replicas that run: until it was ready its failure is nobody else's
         self._backoff = spec.backoff if isinstance(spec, ChildSpec) else None
         self._parent, self._desk = parent, desk
         self._failures = 0  # in a row

@@ -44,19 +44,23 @@ from relax_actor.supervision.events import (
     Gone,
     HostFound,
     InitFailed,
+    KillChild,
     KillRequested,
     LinkAdded,
     Ready,
     Released,
     RemoveChild,
+    Scale,
     SpareReady,
     StartAll,
     StopRequested,
     TimerFired,
 )
 from relax_actor.supervision.failure import Ending, failure_text, own_ending
+from relax_actor.supervision.family import BranchSlot
 from relax_actor.supervision.news import News
 from relax_actor.supervision.node import Node
+from relax_actor.supervision.scaling import Replicas, joining, leaving
 from relax_actor.supervision.spec import (
     ChildSpec,
     SpecError,
@@ -87,6 +91,7 @@ __all__ = [
     "HostFound",
     "InitFailed",
     "Kill",
+    "KillChild",
     "KillRequested",
     "LinkAdded",
     "NodeStatus",
@@ -97,6 +102,7 @@ __all__ = [
     "RemoveChild",
     "Report",
     "ReportKind",
+    "Scale",
     "SetTimer",
     "SpareReady",
     "Spawn",
@@ -160,7 +166,8 @@ class TreePolicy:
             What to do, in order.
 
         Raises:
-            SpecError: an AddChild, RemoveChild or LinkAdded that makes no sense; nothing is changed.
+            SpecError: an AddChild, RemoveChild, Scale, KillChild or LinkAdded that makes no sense; nothing is
+                changed.
         """
         if self._is_finished:
             return []
@@ -171,6 +178,15 @@ class TreePolicy:
         if self._top.ending is not None:
             self._finish(self._top.ending)
         return self._desk.take_commands()
+
+    def replicas(self, child: str) -> Replicas:
+        """Return how many replicas a child has, and which of them come or go.
+
+        Raises:
+            SpecError: there is no such child.
+        """
+        slot = self._find_slot(child)[1]
+        return Replicas(spec=slot.spec, count=len(slot.nodes), starting=joining(slot), leaving=leaving(slot))
 
     def snapshot(self) -> NodeStatus:
         """Return where every supervisor and actor is now."""
@@ -194,8 +210,18 @@ class TreePolicy:
                 self._stop(event.reason)
             case KillRequested():
                 self._kill(event.reason)
+            case _:
+                self._change(event)
+
+    def _change(self, event: AddChild | RemoveChild | Scale | KillChild) -> None:
+        match event:
             case AddChild():
                 self._add(event)
+            case Scale():
+                branch, slot = self._find_slot(event.child)
+                branch.scale(slot, event.replicas)
+            case KillChild():
+                self._kill_child(event)
             case _:
                 self._remove(event.name)
 
@@ -240,6 +266,20 @@ class TreePolicy:
                     branch.remove(nodes)
                 return
         raise SpecError(name, "is no child of any supervisor, so it cannot be removed")
+
+    def _kill_child(self, event: KillChild) -> None:
+        leaf = next((leaf for leaf in self._root.leaves() if leaf.name == event.name), None)
+        if leaf is None:
+            raise SpecError(event.name, "is no actor of this tree")
+        if not leaf.is_alive:
+            raise SpecError(event.name, f"has no process now: it is {leaf.state}")
+        leaf.kill(event.reason)
+
+    def _find_slot(self, child: str) -> tuple[Branch, BranchSlot]:
+        for branch in self._root.branches():
+            if (slot := branch.slot_named(child)) is not None:
+                return branch, slot
+        raise SpecError(child, "is no child of any supervisor, so it cannot be scaled")
 
     def _find_branch(self, name: str) -> Branch:
         for branch in self._root.branches():

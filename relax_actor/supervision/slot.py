@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from relax_actor.supervision.gang import Gang
 from relax_actor.supervision.node import Node
 from relax_actor.supervision.spares import SparePool
+from relax_actor.supervision.spec import ChildSpec
 from relax_actor.supervision.states import SETTLED
 from relax_actor.supervision.streak import Streak
 
@@ -24,6 +25,8 @@ class Slot(Generic[NodeT]):
     """The collective group of the replicas, where they are ranks."""
     pool: SparePool | None = None
     """The spares that stand in for the replicas, where it has some."""
+    spec: ChildSpec | None = None
+    """Of the replicas, as it is now; None where it is a supervisor."""
     streak: Streak = field(default_factory=Streak)
 
     @property

@@ -84,6 +84,16 @@ class Home(msgspec.Struct, frozen=True, kw_only=True):
     """Added to the child's, where the replica runs here."""
 
 
+class Elastic(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the number of a child's replicas may be changed while the tree runs."""
+
+    least: int = 1
+    most: int | None = None
+    """None: as many as have a place."""
+    drain_s: float = 0.0
+    """How long a replica that leaves may go on finishing what it has; then it has `shutdown_s` to stop."""
+
+
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How one actor, or `replicas` equal ones that start and stop together, is run."""
 
@@ -130,6 +140,8 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     A replica whose host is lost takes a spare place that nobody has, or shares one without devices; where
     there is none it waits for its host to come back."""
+    elastic: Elastic | None = None
+    """Within which bounds `scale` may change `replicas`; None: it may not."""
 
 
 class SupervisorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +257,7 @@ def _check_child(spec: ChildSpec, path: str) -> None:
     _check_seconds(f"{path}.abort_grace_s", spec.abort_grace_s, zero=False)
     _check_spares(spec, path)
     _check_homes(spec, path)
+    _check_elastic(spec, f"{path}.elastic")
     if spec.gang and spec.restart is RestartType.TEMPORARY:
         raise SpecError(f"{path}.gang", "contradicts restart `temporary`: a lost rank must come back")
 
@@ -256,6 +269,16 @@ def _check_homes(spec: ChildSpec, path: str) -> None:
         raise SpecError(f"{path}.homes", "is instead of hosts, devices and spares, not beside them")
     if len(spec.homes) < spec.replicas:
         raise SpecError(f"{path}.homes", f"has {len(spec.homes)} places for {spec.replicas} replicas")
+
+
+def _check_elastic(spec: ChildSpec, path: str) -> None:
+    if spec.elastic is None:
+        return
+    if spec.gang or not spec.always_indexed:
+        raise SpecError(path, "is for numbered replicas that are no ranks", "set always_indexed, and no gang")
+    if not 1 <= spec.elastic.least <= spec.replicas <= (spec.elastic.most or spec.replicas):
+        raise SpecError(f"{path}.least", f"and most have to be around replicas, which is {spec.replicas}")
+    _check_seconds(f"{path}.drain_s", spec.elastic.drain_s, zero=True)
 
 
 def _check_spares(spec: ChildSpec, path: str) -> None:

@@ -275,6 +275,32 @@ class Supervisor:
         """
         self._decide(events.RemoveChild(name=name))
 
+    def scale(self, child: str, replicas: int) -> None:
+        """Have an elastic child have so many replicas; does not wait until they are there, or gone.
+
+        New replicas start; those with the highest numbers leave: see `Actor.on_drain`.
+
+        Raises:
+            SpecError: it cannot have them, or an earlier change is not done yet; nothing is changed.
+        """
+        self._decide(events.Scale(child=child, replicas=replicas))
+
+    def kill_child(self, name: str, reason: str = "asked to kill") -> None:
+        """Kill one actor; what follows is what follows from any failure of it.
+
+        Raises:
+            SpecError: there is no such actor, or it has no process now.
+        """
+        self._decide(events.KillChild(name=name, reason=reason))
+
+    def replicas(self, child: str) -> int:
+        """Return how many replicas a child has, those that come and go included.
+
+        Raises:
+            SpecError: there is no such child.
+        """
+        return self._policy.replicas(child).count
+
     def _decide(self, event: events.Event) -> None:
         """Give the policy an event and wait for its decision, which may be a refusal."""
         decided: Future[None] = Future()

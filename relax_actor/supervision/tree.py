@@ -26,6 +26,7 @@ from relax_actor.supervision.homeless import Homeless
 from relax_actor.supervision.hook import Hook, HookRunner
 from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
+from relax_actor.supervision.orders import Orders
 from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.roster import Roster
 from relax_actor.supervision.sights import Sights
@@ -67,6 +68,7 @@ class TreeShell:
         self._directory: Directory
         self._timers: dict[str, Any] = {}
         self._roster = Roster()
+        self._orders = Orders(policy, self.handle)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
         self.monitors = MonitorHub()
         self.finished: commands.Finished | None = None
@@ -83,10 +85,16 @@ class TreeShell:
         self._fleet.start(self, courier)
 
     def handle(self, event: events.Event) -> None:
-        """Give the policy a fact and carry out what it decides."""
+        """Give the policy a fact and carry out what it decides.
+
+        Raises:
+            SpecError: a change that cannot be; nothing is changed.
+        """
+        if isinstance(event, events.Scale) and (spec := self._policy.replicas(event.child).spec) is not None:
+            self._fleet.check_room(spec, event.replicas)
         for command in self._policy.handle(event, time.monotonic()):
             self._carry_out(command)
-        if isinstance(event, events.AddChild | events.RemoveChild):
+        if isinstance(event, events.AddChild | events.RemoveChild | events.Scale):
             self._chronicle.tree("tree_changed", self._policy.snapshot())
         self._on_change()
 
@@ -163,6 +171,8 @@ class TreeShell:
                 self.handle(events.SpareReady(name=record.name))
             case wire.Look():
                 self._sights.ask(peer, record)
+            case wire.Order():
+                self._courier.say(peer, self._orders.take(record))
             case wire.Meeting():
                 self._meetings.opened(record)
             case wire.Released():
@@ -295,7 +305,8 @@ class TreeShell:
         key = command.name, command.incarnation
         self._roster.told_to_stop.add(key)
         if key in self._roster.ready:
-            self._courier.say(identity_of(*key), wire.Stop(reason="its supervisor stops it"))
+            why = "it leaves" if command.drain_s else "its supervisor stops it"
+            self._courier.say(identity_of(*key), wire.Stop(reason=why, drain_s=command.drain_s))
         else:  # still in its constructor: it owns nothing yet that it could clean up
             self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
 
@@ -314,4 +325,6 @@ class TreeShell:
         root_is_up = report.kind is commands.ReportKind.SUPERVISOR_READY
         if root_is_up and report.fields.get("supervisor") == self._policy.root_id:
             self.is_ready = True
+        if report.kind is commands.ReportKind.CHILD_REMOVED:
+            self._chronicle.tree("tree_changed", self._policy.snapshot())
         self._chronicle.note(report.kind.value, report.fields)

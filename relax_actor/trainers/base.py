@@ -57,17 +57,19 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     grad_norm: float
     learning_rate: float
     skipped: str = ""  # why the update was not applied: "no signal", "gradient is not finite"
+    loss_factor: float = 1.0  # of the losses of its micro-batches, where its sizes were estimated
 
 
 class TrainerBackend(Protocol):
     """Owns the trained weights, the optimizer and their checkpoint."""
 
-    def begin_update(self, *, total_tokens: int, total_sequences: int) -> None:
-        """Start one optimizer update over sequences whose sizes are known beforehand.
+    def begin_update(self, *, total_tokens: int, total_sequences: int, is_estimate: bool = False) -> None:
+        """Start one optimizer update; one that has begun and was not finished is forgotten.
 
         Args:
             total_tokens: response tokens over all micro-batches of this update; the divisor of `token_mean`.
             total_sequences: sequences over all micro-batches; the divisor of `sequence_mean`.
+            is_estimate: whether the sizes are not known yet. `finish_update` then puts the gradient right.
         """
         ...
 

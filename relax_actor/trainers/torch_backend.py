@@ -59,17 +59,26 @@ class _Update:
     seen_tokens: int = 0
     seen_sequences: int = 0
     moving_sequences: int = 0
+    is_estimate: bool = False
 
     def see(self, sequences: Sequence[TrainSequence]) -> None:
         self.seen_tokens += sum(len(sequence.response) for sequence in sequences)
         self.seen_sequences += len(sequences)
 
-    def require_complete(self) -> None:
-        """Check the divisors of the loss.
+    def factor(self, aggregation: str) -> float:
+        """Return what the gradient is to be multiplied by: 1 where the sizes were right.
 
         Raises:
-            ValueError: the gradient was divided by other sizes than it is made of.
+            ValueError: they were no estimate, and wrong.
         """
+        if not self.is_estimate:
+            self._require_complete()
+            return 1.0
+        if aggregation == "token_mean":
+            return self.total_tokens / max(1, self.seen_tokens)
+        return self.total_sequences / max(1, self.seen_sequences)
+
+    def _require_complete(self) -> None:
         announced = (self.total_tokens, self.total_sequences)
         if (seen := (self.seen_tokens, self.seen_sequences)) != announced:
             raise ValueError(f"the update began with (tokens, sequences) {announced} and had {seen}")
@@ -117,9 +126,11 @@ class TorchBackend:
         self._updates_done = 0
         self._update: _Update | None = None
 
-    def begin_update(self, *, total_tokens: int, total_sequences: int) -> None:
+    def begin_update(self, *, total_tokens: int, total_sequences: int, is_estimate: bool = False) -> None:
         """Start one optimizer update; see the protocol."""
-        self._update = _Update(total_tokens=total_tokens, total_sequences=total_sequences)
+        self._update = _Update(
+            total_tokens=total_tokens, total_sequences=total_sequences, is_estimate=is_estimate
+        )
         self._optimizer.clear()
 
     def accumulate(self, microbatch: Sequence[TrainSequence]) -> MicrobatchStats:
@@ -153,17 +164,20 @@ class TorchBackend:
             ValueError: the update had other sizes than `begin_update` was told.
         """
         update, self._update = self._current_update(), None
-        update.require_complete()
+        factor = update.factor(self._train.loss_aggregation)
         learning_rate = self._learning_rate()
         self._updates_done += 1
         if not update.moving_sequences:
             return UpdateStats(grad_norm=0.0, learning_rate=learning_rate, skipped=NO_SIGNAL)
+        if factor != 1.0:
+            self._optimizer.scale(factor)
         norm = self._optimizer.clip()
-        if not math.isfinite(norm):
+        skipped = "" if math.isfinite(norm) else NOT_FINITE
+        if skipped:
             self._optimizer.clear()
-            return UpdateStats(grad_norm=norm, learning_rate=learning_rate, skipped=NOT_FINITE)
-        self._optimizer.step(learning_rate)
-        return UpdateStats(grad_norm=norm, learning_rate=learning_rate)
+        else:
+            self._optimizer.step(learning_rate)
+        return UpdateStats(grad_norm=norm, learning_rate=learning_rate, skipped=skipped, loss_factor=factor)
 
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence]) -> list[npt.NDArray[np.float32]]:

@@ -48,6 +48,13 @@ class MasterOptimizer:
             master.grad = gradient if master.grad is None else master.grad.add_(gradient)
             parameter.grad = None
 
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply the gradient."""
+        for master in self._masters.values():
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
     def clip(self) -> float:
         """Scale the gradient to at most `max_grad_norm` (0: leave it); return its norm before."""
         gradients = [master.grad for master in self._masters.values() if master.grad is not None]

@@ -55,20 +55,24 @@ class Intake:
 
     def samples(self, samples: Sequence[SampleReady], holder: Holder, now: float) -> list[Put]:
         """Take samples; return what became of each, in their order within a segment."""
-        return self._take(samples, lambda sample: self._ledger.put_sample(sample, holder, now))
+        return self._take(samples, lambda members: self._ledger.put_samples(members, holder, now))
 
     def chunks(self, chunks: Sequence[SampleChunk], holder: Holder, now: float) -> list[Put]:
         """Take parts of samples, as `samples` does."""
-        return self._take(chunks, lambda chunk: self._ledger.put_chunk(chunk, holder, now))
 
-    def _take(self, rows: Sequence[S], put: Callable[[S], Put]) -> list[Put]:
+        def put(members: list[SampleChunk]) -> list[Put]:
+            return [self._ledger.put_chunk(chunk, holder, now) for chunk in members]
+
+        return self._take(chunks, put)
+
+    def _take(self, rows: Sequence[S], put: Callable[[list[S]], list[Put]]) -> list[Put]:
         outcomes: list[Put] = []
         for segment, members in _by_segment(rows, lambda row: row.tokens.segment):
             adopted = self._adopt(segment)
             if adopted is None:  # freed long ago, or swept with its writer: a repetition, or too late
                 outcomes += [Put.STALE] * len(members)
                 continue
-            outcomes += [put(renamed(row, segment, adopted)) for row in members]
+            outcomes += put([renamed(row, segment, adopted) for row in members])
             self._count(adopted, members)
         return outcomes
 

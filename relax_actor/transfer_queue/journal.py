@@ -123,6 +123,11 @@ class Journal(Generic[E]):
         """How long the file is."""
         return self._end
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether something was appended since the last commit."""
+        return bool(self._pending)
+
     def append(self, events: Sequence[E]) -> None:
         """Take the events of a decision; they are written by the next `commit`."""
         self._pending.extend(events)

@@ -10,6 +10,7 @@ Refused: one file for many segments, which would have to be compacted.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -97,9 +98,9 @@ class Memory:
 
     def free(self, segment: str) -> None:
         """Unlink a segment, wherever it is."""
-        self._uncount(segment)
+        if not self._uncount(segment):
+            self._spill.unlink(segment)
         self._space.unlink(segment)
-        self._spill.unlink(segment)
 
     def relieve(self, holdings: Iterable[Holding]) -> Moved:
         """Move what is served last into files, until enough is moved or a turn's worth.
@@ -142,8 +143,11 @@ class Memory:
             file.truncate(max(1, *(ref.offset + ref_bytes(ref) for ref in refs)))
         unfinished.replace(self._spill.root / segment)
 
-    def _uncount(self, segment: str) -> None:
-        self.nbytes -= self._bytes.pop(segment, 0)
+    def _uncount(self, segment: str) -> bool:
+        """Return whether it was in memory."""
+        nbytes = self._bytes.pop(segment, None)
+        self.nbytes -= nbytes or 0
+        return nbytes is not None
 
     def _clear(self, needed: set[str]) -> None:
         """Remove the files of rows that nobody needs, or that are in memory as well."""
@@ -155,7 +159,12 @@ class Memory:
 
 def ref_bytes(ref: TensorRef) -> int:
     """Return the size of an array."""
-    return np.dtype(ref.dtype).itemsize * math.prod(ref.shape)
+    return _itemsize(ref.dtype) * math.prod(ref.shape)
+
+
+@functools.cache
+def _itemsize(dtype: str) -> int:
+    return np.dtype(dtype).itemsize
 
 
 def remove_spilled(run_id: str, run_dir: Path) -> None:

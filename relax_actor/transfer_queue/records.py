@@ -84,16 +84,28 @@ class DroppedSample(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
 
 
+class DroppedPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A position of the prompt stream that will never be trained."""
+
+    group_id: GroupId
+    samples: int
+    reason: DropReason
+
+
 class TrainedSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Which positions of the prompt stream are done with; a part of every checkpoint, JSON-able."""
+    """Which positions of the prompt stream are done with; a part of every checkpoint, JSON-able.
+
+    As long as the stream is never far ahead of its slowest group it stays small, however many were dropped.
+    """
 
     watermark: GroupId = GroupId(0)  # every position below is trained or dropped
     extras: tuple[GroupId, ...] = ()  # trained positions at or above the watermark
-    dropped: tuple[DroppedGroup, ...] = ()  # all of them, below and above
+    dropped: tuple[DroppedPosition, ...] = ()  # at or above the watermark; elsewhere they are only counted
     groups: int = 0  # trained
     samples: int = 0  # trained
     unscored: int = 0  # samples dropped from groups that were trained
     missed: int = 0  # groups by which batches were short
+    dropped_before: dict[DropReason, int] = {}  # samples dropped below the watermark
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,10 +156,10 @@ class PromptLeased(msgspec.Struct, frozen=True, kw_only=True, tag="prompt_leased
     group_until_s: float
 
 
-class SamplePut(msgspec.Struct, frozen=True, kw_only=True, tag="sample_put"):
-    """A rollout finished a sample."""
+class SamplesPut(msgspec.Struct, frozen=True, kw_only=True, tag="samples_put"):
+    """A rollout finished samples."""
 
-    sample: SampleReady
+    samples: tuple[SampleReady, ...]
 
 
 class RewardLeased(msgspec.Struct, frozen=True, kw_only=True, tag="reward_leased"):
@@ -160,10 +172,10 @@ class RewardLeased(msgspec.Struct, frozen=True, kw_only=True, tag="reward_leased
     until_s: float
 
 
-class RewardPut(msgspec.Struct, frozen=True, kw_only=True, tag="reward_put"):
-    """A sample got its reward: finite."""
+class RewardsPut(msgspec.Struct, frozen=True, kw_only=True, tag="rewards_put"):
+    """Samples got their rewards: finite."""
 
-    reward: RewardReady
+    rewards: tuple[RewardReady, ...]
 
 
 class SampleDropped(msgspec.Struct, frozen=True, kw_only=True, tag="sample_dropped"):
@@ -181,7 +193,7 @@ class GroupDropped(msgspec.Struct, frozen=True, kw_only=True, tag="group_dropped
 
 
 class BatchLeased(msgspec.Struct, frozen=True, kw_only=True, tag="batch_leased"):
-    """The trainer took a batch."""
+    """The trainer took a batch, or the first groups of one."""
 
     lease_id: LeaseId
     holder: Holder
@@ -190,6 +202,17 @@ class BatchLeased(msgspec.Struct, frozen=True, kw_only=True, tag="batch_leased")
     since_s: float
     until_s: float
     sampling: BatchSampling = BatchSampling()
+    is_whole: bool = True  # no group follows
+
+
+class BatchExtended(msgspec.Struct, frozen=True, kw_only=True, tag="batch_extended"):
+    """The trainer took further groups of its batch, or time to wait for them."""
+
+    lease_id: LeaseId
+    group_ids: tuple[GroupId, ...]
+    until_s: float
+    sampling: BatchSampling
+    is_whole: bool
 
 
 class BatchAcked(msgspec.Struct, frozen=True, kw_only=True, tag="batch_acked"):
@@ -249,12 +272,13 @@ Event = (
     Submitted
     | StreamEnded
     | PromptLeased
-    | SamplePut
+    | SamplesPut
     | RewardLeased
-    | RewardPut
+    | RewardsPut
     | SampleDropped
     | GroupDropped
     | BatchLeased
+    | BatchExtended
     | BatchAcked
     | Published
     | LeaseEnded

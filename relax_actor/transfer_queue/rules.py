@@ -42,6 +42,11 @@ class LedgerConfig(msgspec.Struct, frozen=True, kw_only=True):
         return min(self.partial_timeout_s, self.group_deadline_s)
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether each batch is always the same, whoever is done first: no group may be passed over."""
+        return self.max_staleness == 0 and self.surplus_groups == 0
+
+    @property
     def window(self) -> int:
         """Train groups that may be unfinished or untrained at once."""
         return self.groups_per_batch * (self.max_staleness + 1) + self.surplus_groups

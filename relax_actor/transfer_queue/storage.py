@@ -6,8 +6,10 @@ memory is written again by its producer.
 """
 
 import functools
+import itertools
 import math
 import time
+import typing
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -183,9 +185,11 @@ def segments_of(record: msgspec.Struct) -> frozenset[str]:
 
 def refs_of(record: msgspec.Struct) -> list[TensorRef]:
     """Return the references in the fields of a record, also in those that are dicts."""
-    values = [getattr(record, name) for name in record.__struct_fields__]
-    inner = [each for value in values if isinstance(value, dict) for each in value.values()]
-    return [value for value in values + inner if isinstance(value, TensorRef)]
+    direct, dicts = _ref_fields(type(record))
+    values = [getattr(record, name) for name in direct]
+    for name in dicts:
+        values += getattr(record, name).values()
+    return [value for value in values if isinstance(value, TensorRef)]
 
 
 def renamed(record: Record, old: str, new: str, shift: int = 0) -> Record:
@@ -200,10 +204,23 @@ def renamed(record: Record, old: str, new: str, shift: int = 0) -> Record:
     if isinstance(record, TensorRef):
         moved_ref: Record = _renamed_value(record, old, new, shift)
         return moved_ref
-    fields = {name: getattr(record, name) for name in record.__struct_fields__}
-    moved = {name: _renamed_value(value, old, new, shift) for name, value in fields.items()}
-    changed = {name: value for name, value in moved.items() if value is not fields[name]}
+    changed = {}
+    for name in itertools.chain(*_ref_fields(type(record))):
+        value = getattr(record, name)
+        moved = _renamed_value(value, old, new, shift)
+        if moved is not value:
+            changed[name] = moved
     return msgspec.structs.replace(record, **changed) if changed else record
+
+
+@functools.cache
+def _ref_fields(record: type[msgspec.Struct]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the fields of a record that may be references, and those that may be dicts of some."""
+    hints = {name: {hint, *typing.get_args(hint)} for name, hint in typing.get_type_hints(record).items()}
+    origins = {name: {typing.get_origin(each) for each in hint} for name, hint in hints.items()}
+    dicts = tuple(name for name in record.__struct_fields__ if dict in origins[name])
+    direct = (name for name in record.__struct_fields__ if TensorRef in hints[name] and name not in dicts)
+    return tuple(direct), dicts
 
 
 def _renamed_value(value: Any, old: str, new: str, shift: int) -> Any:

@@ -9,12 +9,14 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 import transformers
 
 from relax_actor.config import ModelConfig, TrainConfig
+from relax_actor.rl.batching import Cut
 from relax_actor.trainers import torch_policy
 from relax_actor.trainers.base import TrainSequence
 from relax_actor.trainers.torch_backend import NO_SIGNAL, NOT_FINITE, TorchBackend
@@ -100,6 +102,14 @@ def update(backend: TorchBackend, batch: list[TrainSequence], split: tuple[int, 
     """Do one optimizer update, cutting the batch at the positions of `split`."""
     tokens = sum(len(sequence.response) for sequence in batch)
     backend.begin_update(total_tokens=tokens, total_sequences=len(batch))
+    borders = [0, *split, len(batch)]
+    parts = [backend.accumulate(batch[a:b]) for a, b in itertools.pairwise(borders)]
+    return backend.finish_update(), parts
+
+
+def in_parts(backend: TorchBackend, batch: list[TrainSequence], *, tokens: int, split: tuple[int, ...]):
+    """Do one optimizer update of which only estimates were known when it began."""
+    backend.begin_update(total_tokens=tokens, total_sequences=2 * len(batch), is_estimate=True)
     borders = [0, *split, len(batch)]
     parts = [backend.accumulate(batch[a:b]) for a, b in itertools.pairwise(borders)]
     return backend.finish_update(), parts
@@ -616,3 +626,73 @@ def test_a_sequence_longer_than_a_sliding_window_is_refused(tmp_path):
 
     with pytest.raises(UnsupportedModelError, match="its last 8 tokens only, and a sequence has"):
         update(backend, sequences())
+
+
+# Sizes that are not known when an update begins
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_an_update_begun_on_estimates_is_the_one_of_the_right_sizes(untied, aggregation):
+    """Its gradient is multiplied at the end, before it is clipped; its losses are to be."""
+    train = msgspec.structs.replace(TRAIN, loss_aggregation=aggregation)
+    whole, streamed = make(untied, train), make(untied, train)
+    batch = sequences()
+
+    known, parts = update(whole, batch, split=(4, 8))
+    guessed, estimated = in_parts(streamed, batch, tokens=512, split=(4, 8))
+
+    assert guessed.grad_norm == pytest.approx(known.grad_norm, rel=1e-6)
+    assert sum(part.loss for part in estimated) * guessed.loss_factor == pytest.approx(
+        sum(part.loss for part in parts), rel=1e-5
+    )
+    for name, value in snapshot(whole).items():
+        torch.testing.assert_close(snapshot(streamed)[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_that_begins_again_forgets_what_it_had(untied):
+    once, twice = make(untied), make(untied)
+    batch = sequences()
+    twice.begin_update(total_tokens=64, total_sequences=9, is_estimate=True)
+    twice.accumulate(batch[:5])
+
+    in_parts(once, batch, tokens=64, split=(4,))
+    in_parts(twice, batch, tokens=64, split=(4,))
+
+    assert all(torch.equal(value, snapshot(twice)[name]) for name, value in snapshot(once).items())
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
+def test_micro_batches_by_tokens_have_the_gradient_of_one_in_float64(untied, aggregation):
+    """However they are filled, each token weighs what it does in the whole batch."""
+    train = msgspec.structs.replace(TRAIN, loss_aggregation=aggregation, max_grad_norm=0.0)
+    batch = sequences(groups=5)
+    cut = Cut(size=1, max_tokens=30, tokens=lambda each: len(each.prompt) + len(each.response))
+    sizes = [len(part) for part in cut.all(batch)]
+    assert len(set(sizes)) > 1, "of different sizes, or this would prove little"
+
+    backend = make(untied, train)
+    done, parts = update(backend, batch, split=tuple(itertools.accumulate(sizes))[:-1])
+    loss, norm = float64_reference(untied, batch, aggregation)
+
+    assert sum(part.loss for part in parts) == pytest.approx(loss, rel=1e-4)
+    assert done.grad_norm == pytest.approx(norm, rel=1e-4)
+
+
+def float64_reference(folder: Path, batch: list[TrainSequence], aggregation: str) -> tuple[float, float]:
+    """Return loss and gradient norm of the batch, sequence by sequence in float64."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    total = sum(len(each.response) for each in batch)
+    loss = torch.zeros((), dtype=torch.float64)
+    for each in batch:
+        tokens = torch.tensor(np.r_[each.prompt, each.response].astype(np.int64))
+        logits = model(tokens[None]).logits[0] / 0.8
+        after = torch.log_softmax(logits[len(each.prompt) - 1 : -1], dim=-1)
+        logprobs = after.gather(1, torch.tensor(each.response.astype(np.int64))[:, None])[:, 0]
+        start = logprobs.detach()
+        importance = (start - torch.tensor(each.rollout_logprobs, dtype=torch.float64)).exp().clamp(max=2.0)
+        surrogate = -(logprobs - start).exp() * each.advantage
+        weight = 1 / total if aggregation == "token_mean" else 1 / (len(each.response) * len(batch))
+        loss = loss + (weight * importance * surrogate).sum()
+    loss.backward()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in model.parameters() if each.grad is not None])
+    return loss.item(), norm.item()

@@ -23,7 +23,7 @@ from transport.control import Limits
 from transport.errors import AddressError, ChannelFull, CodecError, KeysError, PeerUnreachable
 from transport.security import CurveKeys
 from transport.zmq_control import ZmqNetwork
-from transport.zmq_pump import DRAIN_MESSAGES
+from transport.zmq_pump import DRAIN_MESSAGES, Pump
 
 pytestmark = pytest.mark.fault
 
@@ -327,6 +327,48 @@ def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_
 
     steps = [later - earlier for earlier, later in itertools.pairwise(heard_at_tick)]
     assert max(steps) <= 2 * DRAIN_MESSAGES
+
+
+class Turns:
+    """A loop that takes its turns when it is told to."""
+
+    def __init__(self):
+        self.wake, self.due = None, []
+
+    def add_reader(self, _, callback):
+        self.wake = callback
+
+    def remove_reader(self, _):
+        self.wake = None
+
+    def call_soon(self, callback):
+        self.due.append(callback)
+
+    def is_closed(self):
+        return False
+
+    def take(self):
+        due, self.due = self.due, []
+        for each in due:
+            each()
+
+
+def test_however_often_a_flood_wakes_a_reader_it_has_one_turn_at_a_time():
+    turns, heard = Turns(), []
+    with zmq.Context() as context, context.socket(zmq.PUSH) as sender:
+        receiver = context.socket(zmq.PULL)
+        receiver.bind("inproc://flood")
+        sender.connect("inproc://flood")
+        for _ in range(9 * DRAIN_MESSAGES):
+            sender.send(b"x")
+        pump = Pump(turns, receiver, heard.append)
+        for turn in range(1, 10):
+            turns.wake()
+            turns.take()
+            turns.wake()
+            assert len(turns.due) == 1
+            assert len(heard) == turn * DRAIN_MESSAGES
+        pump.close()
 
 
 class Record(msgspec.Struct):

@@ -168,7 +168,8 @@ def test_what_was_said_while_a_connection_broke_arrives_all_the_same(network, tm
     """Orders to the agent, news to an actor: both were on a connection that is gone."""
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     relay = ChildSpec(id="relay", actor=Relay, hosts=("a",))
-    with tree_on(network, tmp_path, hosts, counter_on("a"), relay) as tree:
+    lease = LeaseTerms(ttl_s=20.0, renew_s=0.3)  # a birth on "b" comes before the link heals
+    with tree_on(network, tmp_path, hosts, counter_on("a"), relay, lease=lease) as tree:
         network.cut("a")
         tree.add_child("root", ChildSpec(id="late", actor=Counter, hosts=("a",)))
         tree.add_child("root", ChildSpec(id="far", actor=Counter, hosts=("b",)))

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from loop_run import (
     LoopRunner,
@@ -18,6 +19,7 @@ from loop_run import (
 )
 
 from relax_actor.telemetry import read_events
+from relax_actor.transfer_queue.records import BatchExtended
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -127,3 +129,32 @@ def await_event(folder, kind, **fields):
             return
         assert time.monotonic() < deadline, f"no {kind} {fields}"
         time.sleep(0.005)
+
+
+def test_a_batch_trained_on_in_parts_has_the_same_weights_whoever_dies(run_loop):
+    """I6 while streaming: parts come in the order of the groups, so gradients are summed in one order."""
+    streamed = {**sections("scripted"), "train": {"checkpoint_every": 5, "stream_micro_batches": True}}
+    plan = [
+        *kills("rollout/0", ("first_token", 5)),
+        *kills("rollout/1", ("ready_sent", 4)),
+        *kills("trainer", ("batch_leased", 7)),
+        *kills("queue", ("queue_committed", 60)),
+    ]
+    quiet, stormy = run_loop(**streamed), run_loop(plan=plan, **streamed)
+    assert sorted(stormy.killed) == sorted(fault.actor for fault in plan), stormy.log
+    for run in (quiet, stormy):
+        assert_kept_its_promises(run)
+        assert_trained_in_order(run)
+        assert any(isinstance(event, BatchExtended) for event in run.journal)
+    assert stormy.weights == quiet.weights
+
+
+def test_training_in_parts_changes_nothing_but_the_last_bits(run_loop, undisturbed):
+    whole = undisturbed("scripted")
+    parts = run_loop(
+        **{**sections("scripted"), "train": {"checkpoint_every": 5, "stream_micro_batches": True}}
+    )
+    for name, tensor in whole.tensors.items():
+        np.testing.assert_allclose(parts.tensors[name], tensor, rtol=1e-3, atol=1e-4)
+    losses = [[step["loss"] for step in run.history] for run in (whole, parts)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-3, atol=1e-4)

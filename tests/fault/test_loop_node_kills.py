@@ -43,7 +43,7 @@ def test_what_forks_the_actors_is_replaced_when_the_next_one_is_needed(run_loop)
     killer = Killer(2, zygotes_and_a_rollout)
     run = run_loop(rollout={"replicas": 1, "scripted_token_s": 0.05}, on_tick=killer)
     assert killer.killed
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # the trainer waits for what the next zygote imports
     assert_trained_in_order(run)
     assert_trainer_went_on(run)
     assert run.of("child_restarting", child="rollout/0"), run.log

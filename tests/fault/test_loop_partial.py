@@ -10,7 +10,7 @@ from relax_actor.transfer_queue.records import (
     PromptLeased,
     RewardLeased,
     Rewound,
-    SamplePut,
+    SamplesPut,
 )
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
@@ -31,9 +31,10 @@ def continued_tokens(run):
                 at_lease.update(rows)
             case Rewound():
                 there.clear()
-            case SamplePut(sample=sample):
-                continued.append(sample.continued_tokens)
-                assert sample.continued_tokens == at_lease[sample.lease_id, sample.sample_index]
+            case SamplesPut(samples=samples):
+                continued += [sample.continued_tokens for sample in samples]
+                expected = [at_lease[sample.lease_id, sample.sample_index] for sample in samples]
+                assert continued[-len(samples) :] == expected
     return continued
 
 
@@ -99,5 +100,4 @@ def test_over_the_deadline_samples_are_trained_with_the_tokens_they_have(run_loo
     scored = {key for event in run.journal if isinstance(event, RewardLeased) for key in event.rows}
     assert {(event.group_id, index) for event in ended for index in event.rows} <= scored
     assert run.of("put_refused", what="chunks"), "or the rollouts would have gone on"
-    whole = [event.sample for event in run.journal if isinstance(event, SamplePut)]
-    assert all(sample.finish_reason is not FinishReason.ABORT for sample in whole)
+    assert all(sample.finish_reason is not FinishReason.ABORT for sample in run.samples_put)

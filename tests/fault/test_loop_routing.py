@@ -7,7 +7,7 @@ import pytest
 import torch
 from loop_run import LoopRunner, assert_kept_its_promises, assert_trainer_went_on, kills
 
-from relax_actor.transfer_queue.records import ChunkPut, SamplePut, Submitted
+from relax_actor.transfer_queue.records import ChunkPut, Submitted
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -33,7 +33,7 @@ def run_moe(tmp_path, tiny_model) -> LoopRunner:
 def assert_routes_fit(run) -> None:
     """Check that every sample and every chunk has one row of routes a token that was fed."""
     prompts = {event.group.group_id: event.group for event in run.journal if isinstance(event, Submitted)}
-    rows = [event.sample for event in run.journal if isinstance(event, SamplePut)]
+    rows = run.samples_put
     rows += [event.chunk for event in run.journal if isinstance(event, ChunkPut)]
     assert rows
     for row in rows:
@@ -55,7 +55,7 @@ def test_routes_of_a_sample_go_on_after_its_rollout_has_died(run_moe):
         assert all(step["mismatch_abs"] < 1e-5 for step in each.history)
         assert all(step["routing_mismatch_frac"] == 0 for step in each.history if not step["skipped"])
         assert not each.of("logprob_mismatch")
-    continued = [event.sample for event in run.journal if isinstance(event, SamplePut)]
+    continued = run.samples_put
     assert any(sample.continued_tokens for sample in continued)
     assert run.weights == quiet.weights
 

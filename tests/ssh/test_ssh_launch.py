@@ -47,6 +47,29 @@ def test_a_model_learns_over_several_hosts_and_the_head_alone_tells_of_it(start,
     assert "rollout/0" in launched.seen("logs", "rollout") or (launched.folder / "logs").is_dir()
 
 
+def test_rollouts_over_ssh_are_killed_and_scaled_from_the_head(start, hosts):
+    launched = start(hosts[:2], "--preflight", "full", steps=1000, rollout={"replicas": 2})
+    launched.await_event("step", step=2)
+    assert launched.output().startswith("preflight of 2 hosts, ")
+    assert launched.seen("kill", "rollout/1").startswith("killed rollout/1#1")
+    launched.await_event("child_active", child="rollout/1", incarnation=2)
+    assert launched.seen("scale", "4").splitlines()[-1] == "4 rollouts"
+    launched.await_event("child_active", child="rollout/3")
+    homes = [event["site"] for event in launched.events("child_spawned") if "rollout" in event["child"]]
+    assert len(set(homes)) == 2
+    assert "rollout/3" in launched.seen("ps")
+    assert launched.seen("scale", "1").splitlines()[-1] == "1 rollouts"
+    assert "rollout/3" not in launched.seen("tree")
+    family = launched.family(hosts)
+    launched.seen("stop")
+    assert launched.ended() == 143, launched.output()
+    await_nothing(launched.run_id, family)
+    left = [
+        event for event in launched.events("child_exited") if event["child"] in {"rollout/2", "rollout/3"}
+    ]
+    assert {event["exit"] for event in left} <= {"stopped", "normal"}
+
+
 def await_every_host(launched, hosts):
     """Return the processes of a run and where they listen, once that is at the addresses of all hosts."""
     family, ports = [], set()
@@ -90,10 +113,22 @@ def test_a_killed_launcher_leaves_nothing_on_any_host(start, hosts):
     await_nothing(launched.run_id, family)
 
 
-def test_a_host_that_cannot_be_reached_is_told_with_its_cause_and_code_3(start, servers, hosts):
+def test_a_host_that_cannot_be_reached_is_found_before_anything_starts(start, servers, hosts):
     gone = servers.start()
     gone.stop()
     launched = start([hosts[0], gone])
+    assert launched.ended() == 3
+    text = launched.output()
+    assert f"FAIL  ssh            {gone.address}: nobody listens at its ssh port" in text
+    assert "hint: start sshd there" in text
+    assert not launched.folder.exists()
+
+
+def test_a_host_that_is_lost_before_it_joins_is_told_with_its_cause_and_code_3(start, servers, hosts):
+    """Without a preflight, as it may happen after one."""
+    gone = servers.start()
+    gone.stop()
+    launched = start([hosts[0], gone], "--preflight", "off")
     assert launched.ended() == 3
     text = launched.output()
     assert f"error: {gone.address}: nobody listens at its ssh port" in text

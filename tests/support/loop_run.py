@@ -28,12 +28,13 @@ from relax_actor.config import (
     TrainConfig,
 )
 from relax_actor.faults import Fault
+from relax_actor.protocol import SampleReady
 from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import Event, read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
 from relax_actor.transfer_queue.journal import read
 from relax_actor.transfer_queue.records import Event as LedgerEvent
-from relax_actor.transfer_queue.records import PromptLeased
+from relax_actor.transfer_queue.records import PromptLeased, SamplesPut
 from transport.shm import ShmSpace
 
 SUPPORT = Path(__file__).parent
@@ -113,6 +114,11 @@ class LoopRun:
     def journal(self) -> list[LedgerEvent]:
         """What the queue has written down."""
         return list(read(self.folder / f"queue-{self.run_id}.journal"))
+
+    @property
+    def samples_put(self) -> list[SampleReady]:
+        """The samples that the queue has taken, in order."""
+        return [sample for event in self.journal if isinstance(event, SamplesPut) for sample in event.samples]
 
     @functools.cached_property
     def tensors(self) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from relax_actor import Actor
 from relax_actor.row_queue import RowConsumer, RowProducer, RowQueue
 
 PUT_ROWS = 6
+TRAINER_ROWS = 6
 
 
 def tokens(number: int) -> np.ndarray:
@@ -62,7 +63,7 @@ class Trainer(Actor):
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
-        self.consumer = RowConsumer(self.ctx, self.ctx.ref("queue", RowQueue), "train", max_rows=6)
+        self.consumer = RowConsumer(self.ctx, self.ctx.ref("queue", RowQueue), "train", max_rows=TRAINER_ROWS)
 
     def step(self) -> float | None:
         batch = self.consumer.get(5.0)

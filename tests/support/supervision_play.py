@@ -152,6 +152,8 @@ class Play:
             case Consult():
                 self.said.append(f"ask {command.name}#{command.incarnation}")
                 self.questions.append(command)
+            case Stop() if command.drain_s:
+                self.said.append(f"drain {command.name}#{command.incarnation}")
             case Stop() | Kill():
                 self.said.append(f"{type(command).__name__.lower()} {command.name}#{command.incarnation}")
             case SetTimer():

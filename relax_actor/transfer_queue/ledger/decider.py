@@ -79,12 +79,11 @@ class Decider:
         return Put.STALE
 
     def _fits(self, row: SampleReady | SampleChunk) -> bool:
-        """Whether a row's arrays fit one another; if not, its lease ends as one that failed."""
-        if has_fitting_routes(self._state.groups[row.group_id].prompt, row):
-            return True
-        self.refused[Refusal.ROUTED_EXPERTS] += 1
-        self._end([self._state.leases.leases[row.lease_id]])
-        return False
+        """Whether a row's arrays fit one another; if not, its lease is to end as one that failed."""
+        fits = has_fitting_routes(self._state.groups[row.group_id].prompt, row)
+        if not fits:
+            self.refused[Refusal.ROUTED_EXPERTS] += 1
+        return fits
 
     def _is_newest(self, version: PolicyVersion) -> bool:
         if version == self._state.version:

@@ -13,6 +13,7 @@ from relax_actor.transfer_queue.ledger.rewind import rewind
 from relax_actor.transfer_queue.ledger.state import LedgerState
 from relax_actor.transfer_queue.records import (
     BatchAcked,
+    BatchExtended,
     BatchLeased,
     ChunkPut,
     DroppedGroup,
@@ -28,11 +29,11 @@ from relax_actor.transfer_queue.records import (
     PromptLeased,
     Published,
     RewardLeased,
-    RewardPut,
+    RewardsPut,
     Rewound,
     RowKey,
     SampleDropped,
-    SamplePut,
+    SamplesPut,
     StreamEnded,
     Submitted,
 )
@@ -45,7 +46,7 @@ def _apply(event: Event, state: LedgerState) -> None:
 
 def apply(state: LedgerState, event: Event) -> None:
     """Make the state what it is after `event`, which must be possible in it."""
-    _apply(event, state)
+    _apply.dispatch(type(event))(event, state)
 
 
 @_apply.register
@@ -72,11 +73,12 @@ def _prompt_leased(event: PromptLeased, state: LedgerState) -> None:
 
 
 @_apply.register
-def _sample_put(event: SamplePut, state: LedgerState) -> None:
-    group = state.groups[event.sample.group_id]
-    state.keep_sample(group, event.sample)
-    group.let_go()
-    state.index.file(group)
+def _samples_put(event: SamplesPut, state: LedgerState) -> None:
+    for sample in event.samples:
+        state.keep_sample(state.groups[sample.group_id], sample)
+    for group_id in {sample.group_id for sample in event.samples}:
+        state.groups[group_id].let_go()
+        state.index.file(state.groups[group_id])
 
 
 @_apply.register
@@ -104,13 +106,14 @@ def _reward_leased(event: RewardLeased, state: LedgerState) -> None:
 
 
 @_apply.register
-def _reward_put(event: RewardPut, state: LedgerState) -> None:
-    reward = event.reward
-    group = state.groups[reward.group_id]
-    row = group.rows[reward.sample_index]
-    row.reward, row.reward_lease_id = reward.reward, reward.lease_id
-    state.move(group, reward.sample_index, RowState.SCORED)
-    _settle_row(state, group)
+def _rewards_put(event: RewardsPut, state: LedgerState) -> None:
+    for reward in event.rewards:
+        group = state.groups[reward.group_id]
+        row = group.rows[reward.sample_index]
+        row.reward, row.reward_lease_id = reward.reward, reward.lease_id
+        state.move(group, reward.sample_index, RowState.SCORED)
+    for group_id in dict.fromkeys(reward.group_id for reward in event.rewards):
+        _settle(state, state.groups[group_id])
 
 
 @_apply.register
@@ -129,7 +132,7 @@ def _sample_dropped(event: SampleDropped, state: LedgerState) -> None:
             origin=group.prompt.origin,
         )
     )
-    _settle_row(state, group)
+    _settle(state, group)
 
 
 @_apply.register
@@ -146,7 +149,8 @@ def _group_dropped(event: GroupDropped, state: LedgerState) -> None:
     else:
         state.forget(group)
     state.positions.settle(dropped.group_id)
-    state.dropped[dropped.group_id] = dropped
+    state.drops.add(dropped.group_id, dropped.samples, dropped.reason)
+    state.last_dropped = dropped
     state.totals.dropped += dropped.samples
     state.totals.drops_in_a_row += 1
     state.totals.filtered += dropped.reason is DropReason.ZERO_VARIANCE
@@ -154,14 +158,15 @@ def _group_dropped(event: GroupDropped, state: LedgerState) -> None:
 
 @_apply.register
 def _batch_leased(event: BatchLeased, state: LedgerState) -> None:
-    rows: set[RowKey] = set()
-    for group_id in event.group_ids:
-        group = state.groups[group_id]
-        group.dealt = True
-        rows |= {(group_id, index) for index in group.indices(RowState.SCORED)}
-        state.index.file(group)
-    state.dealt = event.sampling
-    _add_lease(state, event, LeaseKind.BATCH, rows)
+    _deal(state, event)
+    _add_lease(state, event, LeaseKind.BATCH, set())
+    state.leases.extend(event.lease_id, event.group_ids, event.until_s, is_whole=event.is_whole)
+
+
+@_apply.register
+def _batch_extended(event: BatchExtended, state: LedgerState) -> None:
+    _deal(state, event)
+    state.leases.extend(event.lease_id, event.group_ids, event.until_s, is_whole=event.is_whole)
 
 
 @_apply.register
@@ -235,6 +240,13 @@ def _add_lease(
     )
 
 
+def _deal(state: LedgerState, event: BatchLeased | BatchExtended) -> None:
+    for group_id in event.group_ids:
+        state.groups[group_id].dealt = True
+        state.index.file(state.groups[group_id])
+    state.dealt = event.sampling
+
+
 def _end_in_group(group: Group, kind: LeaseKind, *, failed: bool) -> None:
     if kind is LeaseKind.BATCH:
         group.dealt = False
@@ -245,7 +257,7 @@ def _end_in_group(group: Group, kind: LeaseKind, *, failed: bool) -> None:
             group.until_s = None  # waiting for a rollout is nobody's delay; attempts are bounded instead
 
 
-def _settle_row(state: LedgerState, group: Group) -> None:
+def _settle(state: LedgerState, group: Group) -> None:
     state.index.file(group)
     if not group.is_train and group.complete:
         state.finished_evals[group.group_id] = ""

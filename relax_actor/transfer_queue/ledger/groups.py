@@ -1,7 +1,7 @@
 """A prompt and the state of each of its samples."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import (
@@ -18,15 +18,23 @@ from relax_actor.rl.routing import routed_tokens
 from relax_actor.transfer_queue.records import EvalResult
 
 
-class RowState(StrEnum):
-    """Where a sample is on its way round the loop; backwards only when a lease ends without it."""
+class RowState(IntEnum):
+    """Where a sample is on its way round the loop; backwards only when a lease ends without it.
 
-    WAITING = "waiting"  # for a rollout
-    RUNNING = "running"  # leased to a rollout
-    SAMPLED = "sampled"  # waits for a reward actor
-    SCORING = "scoring"  # leased to a reward actor
-    SCORED = "scored"  # waits for its group, or for the trainer
-    DROPPED = "dropped"
+    Numbers, for they index the counts.
+    """
+
+    WAITING = 0  # for a rollout
+    RUNNING = 1  # leased to a rollout
+    SAMPLED = 2  # waits for a reward actor
+    SCORING = 3  # leased to a reward actor
+    SCORED = 4  # waits for its group, or for the trainer
+    DROPPED = 5
+
+
+def no_rows() -> list[int]:
+    """Return a count of rows by state, of no rows."""
+    return [0] * len(RowState)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,7 @@ class Group:
 
     prompt: PromptGroup
     rows: list[Row] = field(default_factory=list)
+    counts: list[int] = field(default_factory=no_rows)  # rows by state
     holder: Holder | None = None  # the one rollout that samples it now
     attempts: int = 0  # prompt leases that ended without all samples
     until_s: float | None = None  # the deadline; None while no rollout has had it
@@ -68,7 +77,9 @@ class Group:
     @classmethod
     def of(cls, prompt: PromptGroup) -> "Group":
         """Return a group of which nothing is sampled."""
-        return cls(prompt, [Row() for _ in range(prompt.samples)])
+        counts = no_rows()
+        counts[RowState.WAITING] = prompt.samples
+        return cls(prompt, [Row() for _ in range(prompt.samples)], counts)
 
     @property
     def group_id(self) -> GroupId:
@@ -88,12 +99,12 @@ class Group:
     @property
     def complete(self) -> bool:
         """Whether every sample is scored or dropped."""
-        return all(row.state in (RowState.SCORED, RowState.DROPPED) for row in self.rows)
+        return self.counts[RowState.SCORED] + self.counts[RowState.DROPPED] == len(self.rows)
 
     @property
     def oldest_version(self) -> PolicyVersion | None:
         """Return the lowest version of any token that may be trained; None while nothing has started."""
-        return min((row.version for row in self.rows if row.version is not None), default=None)
+        return min([row.version for row in self.rows if row.version is not None], default=None)
 
     @property
     def rewards(self) -> list[float]:
@@ -102,7 +113,7 @@ class Group:
 
     def count(self, state: RowState) -> int:
         """Return how many rows are in `state`."""
-        return sum(row.state is state for row in self.rows)
+        return self.counts[state]
 
     def indices(self, state: RowState) -> list[SampleIndex]:
         """Return the rows in `state`, in order."""
@@ -110,7 +121,7 @@ class Group:
 
     def let_go(self) -> None:
         """Let any rollout have what is left, once no sample is running."""
-        if not self.count(RowState.RUNNING):
+        if not self.counts[RowState.RUNNING]:
             self.holder = None
 
 
@@ -192,5 +203,5 @@ def _train_sample(prompt: PromptGroup, row: Row) -> TrainSample:
 
 def _sample(row: Row) -> SampleReady:
     if row.sample is None:
-        raise ValueError(f"a {row.state} row has no sample")
+        raise ValueError(f"a {row.state.name} row has no sample")
     return row.sample

@@ -31,7 +31,7 @@ class Index:
     """Groups with samples nobody samples, by the rollout that has the rest of the group (or None)."""
     started: dict[PolicyVersion, set[GroupId]] = field(default_factory=dict)
     """Train groups not dealt yet, by the version of their oldest token."""
-    complete: dict[PolicyVersion, set[GroupId]] = field(default_factory=dict)
+    complete: dict[PolicyVersion, OrderedSet[GroupId]] = field(default_factory=dict)
     """Those of `started` that can be dealt."""
     _entries: dict[GroupId, _Entry] = field(default_factory=dict)
 
@@ -76,7 +76,7 @@ class Index:
         if entry.version is not None:
             self.started.setdefault(entry.version, set()).add(group_id)
         if entry.version is not None and entry.complete:
-            self.complete.setdefault(entry.version, set()).add(group_id)
+            self.complete.setdefault(entry.version, OrderedSet()).add(group_id)
 
 
 def _entry(group: Group) -> _Entry:

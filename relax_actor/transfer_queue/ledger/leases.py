@@ -21,11 +21,13 @@ class Lease:
     since_s: float
     until_s: float
     version: PolicyVersion | None = None  # of prompts and batches
+    dealt: list[GroupId] = field(default_factory=list)  # a batch's groups, as they were lent
+    is_whole: bool = True  # the batch gets no further groups
 
     @property
     def group_ids(self) -> tuple[GroupId, ...]:
         """The groups these rows are of, in order."""
-        return tuple(sorted({group_id for group_id, _ in self.rows}))
+        return tuple(sorted({group_id for group_id, _ in self.rows} | {*self.dealt}))
 
 
 @dataclass(slots=True)
@@ -46,6 +48,15 @@ class LeaseTable:
         heapq.heappush(self._deadlines, (lease.until_s, lease.lease_id))
         if lease.kind is LeaseKind.BATCH:
             self.batch = lease
+
+    def extend(
+        self, lease_id: LeaseId, group_ids: Iterable[GroupId], until_s: float, *, is_whole: bool
+    ) -> None:
+        """Lend further groups of a batch, until later."""
+        lease = self.leases[lease_id]
+        lease.dealt += group_ids
+        lease.until_s, lease.is_whole = until_s, is_whole
+        heapq.heappush(self._deadlines, (until_s, lease_id))
 
     def remove(self, lease_id: LeaseId) -> Lease:
         """End a lease and return what it was."""
@@ -79,9 +90,13 @@ class LeaseTable:
 
     def next_deadline(self) -> float | None:
         """Return when the next lease runs out, in seconds of the queue's clock."""
-        while self._deadlines and self._deadlines[0][1] not in self.leases:
+        while self._deadlines and not self._is_deadline(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+    def _is_deadline(self, at: float, lease_id: LeaseId) -> bool:
+        lease = self.leases.get(lease_id)
+        return lease is not None and lease.until_s == at
 
     def _sorted(self, lease_ids: Iterable[LeaseId]) -> list[Lease]:
         return [self.leases[lease_id] for lease_id in sorted(lease_ids)]

@@ -1,6 +1,5 @@
 """The ledger's methods, in the order the data flows round the loop."""
 
-import math
 from collections.abc import Collection, Iterable
 from typing import Self
 
@@ -9,12 +8,8 @@ from relax_actor.protocol import (
     PromptGroup,
     PromptLease,
     Purpose,
-    RewardReady,
     RewardTask,
-    SampleChunk,
-    SampleReady,
 )
-from relax_actor.transfer_queue.ledger.dealing import Dealer
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import (
     RowState,
@@ -22,8 +17,8 @@ from relax_actor.transfer_queue.ledger.groups import (
     reward_task,
 )
 from relax_actor.transfer_queue.ledger.leases import Lease
+from relax_actor.transfer_queue.ledger.taking import Taker
 from relax_actor.transfer_queue.records import (
-    ChunkPut,
     DroppedGroup,
     DropReason,
     EvalReported,
@@ -34,12 +29,9 @@ from relax_actor.transfer_queue.records import (
     LeaseKind,
     PromptLeased,
     Published,
-    Put,
     Refusal,
     RewardLeased,
-    RewardPut,
     Rewound,
-    SamplePut,
     StreamEnded,
     Submitted,
     TrainedSet,
@@ -47,7 +39,7 @@ from relax_actor.transfer_queue.records import (
 from relax_actor.transfer_queue.rules import LedgerConfig
 
 
-class Ledger(Dealer):
+class Ledger(Taker):
     """Who has which samples of which prompt, and what became of them.
 
     Args:
@@ -68,10 +60,6 @@ class Ledger(Dealer):
         return ledger
 
     # Prompts
-
-    def next_group(self) -> GroupId:
-        """Return the position of the prompt stream to submit next: the lowest that is still to come."""
-        return self._state.positions.next()
 
     def submit(self, group: PromptGroup, now: float) -> bool:
         """Take in a prompt, if there is room for it and it is the next one.
@@ -138,37 +126,6 @@ class Ledger(Dealer):
             max_samples -= len(leases[-1].missing)
         return leases
 
-    def put_sample(self, sample: SampleReady, holder: Holder, now: float) -> Put:
-        """Take a finished sample from the rollout that holds its lease."""
-        self._tick(now)
-        key = (sample.group_id, sample.sample_index)
-        if not self._holds(holder, sample.lease_id, LeaseKind.PROMPT, key):
-            row = self._state.row(key)
-            known = row is not None and row.sample is not None and row.sample.lease_id == sample.lease_id
-            return self._refuse(holder, duplicate=known)
-        if not self._fits(sample):
-            return Put.MISFIT
-        self._emit(SamplePut(sample=sample))
-        self._drop_stale()
-        return Put.ACCEPTED
-
-    def put_chunk(self, chunk: SampleChunk, holder: Holder, now: float) -> Put:
-        """Take what there is of a sample from the rollout that holds its lease.
-
-        The next lease of the sample carries it, if this one ends without the whole sample.
-        """
-        self._tick(now)
-        key = (chunk.group_id, chunk.sample_index)
-        row = self._state.row(key)
-        if row is None or not self._holds(holder, chunk.lease_id, LeaseKind.PROMPT, key):
-            return self._refuse(holder, duplicate=False)
-        if row.chunk is not None and row.chunk.length >= chunk.length:
-            return self._refuse(holder, duplicate=True)
-        if not self._fits(chunk):
-            return Put.MISFIT
-        self._emit(ChunkPut(chunk=chunk))
-        return Put.ACCEPTED
-
     # Reward actors
 
     def lease_rewards(self, holder: Holder, max_rows: int, now: float) -> list[RewardTask]:
@@ -182,24 +139,6 @@ class Ledger(Dealer):
             RewardLeased(lease_id=lease_id, holder=holder, rows=tuple(rows), since_s=now, until_s=until_s)
         )
         return [reward_task(self._state.groups[group_id], index, lease_id) for group_id, index in rows]
-
-    def put_reward(self, reward: RewardReady, holder: Holder, now: float) -> Put:
-        """Take a reward; None, or one that is not finite, drops the sample.
-
-        A group of which too few samples are left is dropped and replaced.
-        """
-        self._tick(now)
-        key = (reward.group_id, reward.sample_index)
-        if not self._holds(holder, reward.lease_id, LeaseKind.REWARD, key):
-            row = self._state.row(key)
-            known = row is not None and row.reward_lease_id == reward.lease_id
-            return self._refuse(holder, duplicate=known)
-        if reward.reward is None or not math.isfinite(reward.reward):
-            self._drop_sample(*key, reward.reason or f"the reward is {reward.reward}")
-        else:
-            self._emit(RewardPut(reward=reward))
-            self._drop_if_useless(self._state.groups[reward.group_id])
-        return Put.ACCEPTED
 
     # The trainer
 

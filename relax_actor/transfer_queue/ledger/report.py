@@ -26,18 +26,20 @@ def accounting(state: LedgerState) -> Accounting:
 def dropped_by_reason(state: LedgerState) -> dict[str, int]:
     """Return dropped train samples by reason; the values add up to `Accounting.dropped`."""
     samples = Counter({DropReason.UNSCORED: state.totals.unscored + state.rows[RowState.DROPPED]})
-    for dropped in state.dropped.values():
-        samples[dropped.reason] += dropped.samples
+    samples.update(state.drops.samples)
     return {str(reason): count for reason, count in sorted(samples.items()) if count}
 
 
 def trained_set(state: LedgerState) -> TrainedSet:
     """Return what a checkpoint has to remember."""
-    extras = state.positions.extras - state.dropped.keys()
+    watermark = state.positions.watermark
+    dropped = state.drops.since(watermark)
+    extras = state.positions.extras - {each.group_id for each in dropped}
     return TrainedSet(
-        watermark=state.positions.watermark,
+        watermark=watermark,
         extras=tuple(sorted(extras)),
-        dropped=tuple(state.dropped[group_id] for group_id in sorted(state.dropped)),
+        dropped=tuple(dropped),
+        dropped_before=state.drops.before(watermark),
         groups=state.totals.trained_groups,
         samples=state.totals.trained,
         unscored=state.totals.unscored,
@@ -52,9 +54,9 @@ def hopeless(state: LedgerState) -> str:
     for ever would look like progress.
     """
     count, limit = state.totals.drops_in_a_row, state.config.refill_limit
-    if count <= limit:
+    last = state.last_dropped
+    if last is None or count <= limit:
         return ""
-    last = list(state.dropped.values())[-1]
     return (
         f"{count} groups were dropped since the last trained batch (limit {limit}); "
         f"the last one, group {last.group_id} ({last.origin}): {last.reason}: {last.detail}"

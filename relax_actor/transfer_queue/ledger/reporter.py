@@ -74,8 +74,10 @@ class Reporter(Decider):
 
     def has_batch(self) -> bool:
         """Whether the trainer has a batch or could have one."""
-        complete = sum(map(len, self._state.index.complete.values()))
-        return self._state.leases.batch is not None or 0 < self._wanted() <= complete
+        batch, complete = self._state.leases.batch, sum(map(len, self._state.index.complete.values()))
+        if batch is not None and batch.is_whole:
+            return True
+        return 0 < self._wanted() - (len(batch.dealt) if batch else 0) <= complete
 
     def finished(self) -> bool:
         """Whether nothing is left to train."""
@@ -88,6 +90,10 @@ class Reporter(Decider):
         if state.stream_ended:
             return 0
         return max(0, min(self.config.window, self._left()) - self._unreplaced() - state.train_groups)
+
+    def next_group(self) -> GroupId:
+        """Return the position of the prompt stream to submit next: the lowest that is still to come."""
+        return self._state.positions.next()
 
     def upcoming(self) -> tuple[GroupId, ...]:
         """Return the positions of the prompt stream that may be submitted now, in order."""

@@ -20,8 +20,9 @@ def rewind(state: LedgerState, trained: TrainedSet) -> None:
     for lease_id in list(state.leases.leases):
         state.leases.remove(lease_id)
     state.totals.regenerated += _discarded(state, trained)
-    state.dropped.update({dropped.group_id: dropped for dropped in trained.dropped})
-    settled = {position for position in (*trained.extras, *state.dropped) if position >= trained.watermark}
+    state.drops = state.drops.gone_back(trained)
+    dropped = (each.group_id for each in state.drops.since(trained.watermark))
+    settled = {position for position in (*trained.extras, *dropped) if position >= trained.watermark}
     keep = _next_positions(Positions(trained.watermark, settled), state.config.window)
     for group in list(state.groups.values()):
         _unsample_or_withdraw(state, group, keep)
@@ -55,7 +56,7 @@ def _recount(state: LedgerState, trained: TrainedSet) -> None:
     totals = state.totals
     totals.trained, totals.trained_groups = trained.samples, trained.groups
     totals.unscored = trained.unscored
-    totals.dropped = sum(dropped.samples for dropped in state.dropped.values())
-    totals.submitted = totals.trained + totals.unscored + totals.dropped + sum(state.rows.values())
+    totals.dropped = sum(state.drops.samples.values())
+    totals.submitted = totals.trained + totals.unscored + totals.dropped + sum(state.rows)
     totals.missed = trained.missed
     totals.drops_in_a_row = totals.filtered = 0

@@ -18,11 +18,12 @@ at version 0, group 3 at version 1 and is complete first; training it at version
 from collections.abc import Collection, Mapping
 
 from relax_actor.ids import GroupId, PolicyVersion
+from relax_actor.transfer_queue.ledger.ordered import OrderedSet
 
 
 def choose_batch(
     started: Mapping[PolicyVersion, Collection[GroupId]],
-    complete: Mapping[PolicyVersion, Collection[GroupId]],
+    complete: Mapping[PolicyVersion, OrderedSet[GroupId]],
     *,
     version: PolicyVersion,
     max_staleness: int,
@@ -41,12 +42,54 @@ def choose_batch(
     """
     if not 0 < wanted <= sum(map(len, complete.values())):
         return ()
-    oldest_first = [(v, group_id) for v in sorted(complete) for group_id in sorted(complete[v])]
-    chosen = oldest_first[:wanted]
+    chosen = _oldest(complete, wanted)
     must_take = _must_take(started, version=version, max_staleness=max_staleness, batch=groups_per_batch)
     if any(sum(v <= bound for v, _ in chosen) < min(must, wanted) for bound, must in must_take.items()):
         return ()
     return tuple(sorted(group_id for _, group_id in chosen))
+
+
+def choose_part(
+    started: Mapping[PolicyVersion, Collection[GroupId]],
+    complete: Mapping[PolicyVersion, OrderedSet[GroupId]],
+    *,
+    version: PolicyVersion,
+    max_staleness: int,
+    groups_per_batch: int,
+    left: int,
+) -> tuple[GroupId, ...]:
+    """Return the groups that may go into a batch before the rest of it is there, oldest first.
+
+    Each takes a place, and those that are due in this batch and are not complete must find one later.
+
+    Args:
+        started: as for `choose_batch`, without what the batch has already.
+        complete: those of them that can be trained on.
+        version: the trainer's.
+        max_staleness: versions a token may lag behind when trained.
+        groups_per_batch: of this and every later batch.
+        left: places of this batch that are free.
+    """
+    must_take = _must_take(started, version=version, max_staleness=max_staleness, batch=groups_per_batch)
+    owed = {bound: min(must, left) for bound, must in must_take.items()}
+    chosen: list[GroupId] = []
+    for of_version, group_id in _oldest(complete, left):
+        after = left - len(chosen) - 1
+        if any(must > after for bound, must in owed.items() if bound < of_version):
+            break
+        chosen.append(group_id)
+        owed = {bound: must - (bound >= of_version) for bound, must in owed.items()}
+    return tuple(chosen)
+
+
+def _oldest(
+    complete: Mapping[PolicyVersion, OrderedSet[GroupId]], count: int
+) -> list[tuple[PolicyVersion, GroupId]]:
+    """Return the first `count` groups by version and id, whatever else there is."""
+    found: list[tuple[PolicyVersion, GroupId]] = []
+    for version in sorted(complete):
+        found += [(version, group_id) for group_id in complete[version].smallest(count - len(found))]
+    return found
 
 
 def _must_take(

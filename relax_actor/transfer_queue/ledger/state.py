@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import BatchSampling, PromptGroup, SampleChunk, SampleReady, TensorRef
-from relax_actor.transfer_queue.ledger.groups import Group, Row, RowState
+from relax_actor.transfer_queue.ledger.drops import Drops
+from relax_actor.transfer_queue.ledger.groups import Group, Row, RowState, no_rows
 from relax_actor.transfer_queue.ledger.index import Index
 from relax_actor.transfer_queue.ledger.leases import LeaseTable
 from relax_actor.transfer_queue.ledger.ordered import OrderedSet
@@ -43,10 +44,11 @@ class LedgerState:
     version: PolicyVersion | None = None
     groups: dict[GroupId, Group] = field(default_factory=dict)
     train_groups: int = 0  # of `groups`
-    rows: Counter[RowState] = field(default_factory=Counter)  # of the train groups of `groups`
+    rows: list[int] = field(default_factory=no_rows)  # of the train groups of `groups`, by state
     totals: Totals = field(default_factory=Totals)
     positions: Positions = field(default_factory=Positions)
-    dropped: dict[GroupId, DroppedGroup] = field(default_factory=dict)
+    drops: Drops = field(default_factory=Drops)
+    last_dropped: DroppedGroup | None = None
     stream_ended: bool = False
     leases: LeaseTable = field(default_factory=LeaseTable)
     last_acked: LeaseId | None = None
@@ -78,14 +80,16 @@ class LedgerState:
 
     def move(self, group: Group, index: SampleIndex, to: RowState, lease_id: LeaseId | None = None) -> None:
         """Change the state of a row and with it everything that counts or lists it."""
-        row, key = group.rows[index], (group.group_id, index)
-        if row.lease_id in self.leases.leases:
+        row = group.rows[index]
+        was, key = row.state, (group.group_id, index)
+        if row.lease_id is not None and row.lease_id in self.leases.leases:
             self.leases.release(row.lease_id, key)
-        if group.is_train:
-            self.rows[row.state] -= 1
-            self.rows[to] += 1
+        for counts in (group.counts, self.rows) if group.is_train else (group.counts,):
+            counts[was] -= 1
+            counts[to] += 1
         row.state, row.lease_id = to, lease_id
-        self.unscored.discard(key)
+        if was is RowState.SAMPLED:
+            self.unscored.discard(key)
         if to is RowState.SAMPLED:
             self.unscored.add(key)
 
@@ -127,18 +131,23 @@ class LedgerState:
 
     def forget(self, group: Group) -> None:
         """Take a group out of every table and free all its arrays."""
-        for index in range(len(group.rows)):
-            self.drop_row(group, SampleIndex(index))
+        for index, row in enumerate(group.rows):
+            self.release(row.refs)
+            if row.lease_id is not None and row.lease_id in self.leases.leases:
+                self.leases.release(row.lease_id, (group.group_id, SampleIndex(index)))
+            if row.state is RowState.SAMPLED:
+                self.unscored.discard((group.group_id, SampleIndex(index)))
         self.release(group.prompt_refs)
         if group.is_train:
-            self.rows[RowState.DROPPED] -= len(group.rows)
+            self.rows = [total - gone for total, gone in zip(self.rows, group.counts, strict=True)]
             self.train_groups -= 1
         self.index.remove(group.group_id)
         del self.groups[group.group_id]
 
     def refer(self, refs: Iterable[TensorRef]) -> None:
         """Keep the segments of these arrays."""
-        self.references.update(ref.segment for ref in refs)
+        for ref in refs:
+            self.references[ref.segment] += 1
 
     def release(self, refs: Iterable[TensorRef]) -> None:
         """Let these arrays go; a segment without any is freed."""

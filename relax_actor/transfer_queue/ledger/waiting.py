@@ -21,8 +21,8 @@ def waiting_on(state: LedgerState, *, wanted: int, room: int, now: float) -> str
         room: prompts that may be submitted.
         now: seconds of the queue's clock.
     """
-    if state.leases.batch is not None:
-        lease = state.leases.batch
+    lease = state.leases.batch
+    if lease is not None and lease.is_whole:
         return f"{lease.holder} to train on {len(lease.group_ids)} groups, for {now - lease.since_s:.1f} s"
     if wanted == 0:
         return "nothing: every group is trained or dropped"

@@ -487,6 +487,8 @@ def test_an_interpreter_without_sglang_is_named(config, tmp_path):
         (2, {"rollout__tensor_parallel": 4}, "is 4, and this machine has 2 GPUs"),
         (3, {"rollout__spares": 1}, ""),
         (3, {"rollout__spares": 1, "rollout__replicas": 2}, "there is room for 0 beside 2 replicas"),
+        (2, {"rollout__spares": 2, "rollout__device": "cuda:1"}, ""),
+        (2, {"rollout__deterministic": True, "rollout__chunk_tokens": 8}, "does not go on with a sample"),
     ],
 )
 def test_gpus_that_are_not_there_are_named(config, monkeypatch, gpus, values, says):
@@ -499,3 +501,14 @@ def test_gpus_that_are_not_there_are_named(config, monkeypatch, gpus, values, sa
 
 def test_another_engine_needs_no_sglang(config):
     assert not list(sglang_problems(config, str))
+
+
+def test_streaming_is_refused_where_the_whole_batch_must_be_known(config):
+    streams = with_(config, train__stream_micro_batches=True, queue__on_short_batch="skip")
+    assert check_config(streams) == []
+    (problem,) = check_config(with_(streams, train__filter_groups="zero_variance"))
+    assert "on_short_batch" in str(problem)
+    (problem,) = check_config(
+        with_(config, train__stream_micro_batches=True, train__updates_per_batch=2, train__micro_batch_size=1)
+    )
+    assert "updates_per_batch to 1" in str(problem)

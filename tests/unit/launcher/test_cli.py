@@ -38,7 +38,7 @@ def relax(capsys, monkeypatch):
 SEEING = ["status", "ps", "tree", "top", "why", "stack", "events", "dead-letters", "logs"]
 DCS = ["dcs ls", "dcs verify", "dcs export"]
 GROUPS = ["", "dcs"]
-COMMANDS = ["launch", "plan", *SEEING, "stop", *DCS]
+COMMANDS = ["launch", "plan", "doctor", *SEEING, "stop", "kill", "scale", *DCS]
 SECTIONS_OF_HELP = ["Options", "Hosts", "GPUs", "Ssh", "Environment of actors", "Network", "Slurm"]
 
 
@@ -65,7 +65,7 @@ def test_help_opens_with_a_sentence_then_an_example_then_options(relax, command)
     assert sentence < example < options < text.index("Exit status:")
 
 
-@pytest.mark.parametrize("command", ["launch", "plan"])
+@pytest.mark.parametrize("command", ["launch", "plan", "doctor"])
 def test_options_of_a_launch_are_in_sections(relax, command):
     text = relax(command, "--help")[1]
 

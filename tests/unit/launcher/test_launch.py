@@ -206,7 +206,7 @@ def test_resume_takes_a_step_of_the_run_itself(request_of, runner, run_dir):
 
 
 def test_a_job_knows_its_hosts_and_who_goes_where(request_of, runner):
-    words = {"--hosts": "a:2,b:2", "--rollout-gpus": "3", "--env": ("A=1",)}
+    words = {"--hosts": "a:2,b:2", "--rollout-gpus": "3", "--env": ("A=1",), "--preflight": "off"}
 
     assert launch(request_of(words=words), io.StringIO(), runner) == 0
 
@@ -280,18 +280,12 @@ def test_a_submitted_job_starts_nothing_here(request_of, runner, run_dir, monkey
     assert runner.job is None
 
 
-def test_a_rehearsal_on_the_hosts_is_refused_while_nobody_can_do_it(request_of, runner):
-    words = {"--dry-run": "remote"}
-
-    with pytest.raises(RefusedError, match="`--dry-run=remote` would ask the hosts"):
-        launch(request_of(words=words, dry_run=True), io.StringIO(), runner)
-
-
 def test_a_range_of_ports_is_told_to_all_that_runs(request_of, runner, monkeypatch):
     monkeypatch.setenv(VARIABLE, "1-2")
-    words = {"--hosts": "a", "--port-range": "20000-20999"}
+    words = {"--hosts": "a:1", "--port-range": "20000-20999", "--preflight": "off"}
 
-    assert launch(request_of(words=words), io.StringIO(), runner) == 0
+    devices = ("rollout.device=cpu", "train.device=cpu")
+    assert launch(request_of(*devices, words=words), io.StringIO(), runner) == 0
 
     assert os.environ[VARIABLE] == "20000-20999"
     assert runner.job.options.remote.env == ((VARIABLE, "20000-20999"),)

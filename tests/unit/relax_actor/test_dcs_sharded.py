@@ -141,7 +141,9 @@ def test_a_rank_that_misses_a_shard_ends_the_gang_and_nothing_is_left(space, gan
         replies = [threads.submit(ranks._publish, rank, 1, shards) for rank in range(4)]
     errors = [reply.exception() for reply in replies]
     assert repr(errors[3]) == "KeyError('mcore.lm_head')"
-    assert {type(error) for error in errors[:3]} == {threading.BrokenBarrierError}
+    assert type(errors[0]) is threading.BrokenBarrierError
+    late = {threading.BrokenBarrierError, SegmentMissingError}  # the second: rank 0 has given up already
+    assert {type(error) for error in errors[1:3]} <= late
     assert (ranks.ranks[0].latest(), space.names("dcs")) == (0, before)
 
 

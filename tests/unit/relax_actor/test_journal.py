@@ -150,11 +150,8 @@ def test_another_kind_of_file_is_refused_and_left_alone(path):
     Journal(path).close()
 
 
-def test_a_whole_record_of_something_else_is_refused(three_records, monkeypatch):
-    from relax_actor.transfer_queue import journal as module
-
-    monkeypatch.setattr(module, "encode_events", lambda _: b"\xc1")
-    with Journal(three_records) as journal:
+def test_a_whole_record_of_something_else_is_refused(three_records):
+    with Journal(three_records, encode=lambda _: b"\xc1") as journal:
         journal.append(published(9))
         journal.commit()
     with pytest.raises(JournalCorruptError, match="these are no events"):

@@ -23,6 +23,7 @@ from relax_actor.transfer_queue.ledger.groups import Group, RowState, reward_tas
 from relax_actor.transfer_queue.ledger.ordered import OrderedSet
 from relax_actor.transfer_queue.records import (
     DroppedGroup,
+    DroppedPosition,
     DroppedSample,
     DropReason,
     LeaseKind,
@@ -95,7 +96,7 @@ class Loop:
             finish_reason=FinishReason.STOP,
             **fields,
         )
-        return self.ledger.put_sample(sample, holder, self.now)
+        return self.ledger.put_samples([sample], holder, self.now)[0]
 
     def put_chunk(self, lease, index, tokens, holder=R0, **fields):
         segment = f"chunk{lease.lease_id}.{index}.{tokens}"
@@ -129,7 +130,7 @@ class Loop:
             reward=reward,
             reason=reason,
         )
-        return self.ledger.put_reward(ready, holder, self.now)
+        return self.ledger.put_rewards([ready], holder, self.now)[0]
 
     def score(self):
         for task in self.tasks():
@@ -949,7 +950,7 @@ def test_a_replayed_ledger_tells_nothing_twice():
 
 def test_a_row_that_is_not_there_is_not_handed_out():
     group = Group.of(prompt(0))
-    with pytest.raises(ValueError, match="a waiting row has no sample"):
+    with pytest.raises(ValueError, match="a WAITING row has no sample"):
         reward_task(group, 0, 1)
     loop = Loop()
     loop.submit(1)
@@ -1420,3 +1421,272 @@ def test_routed_experts_of_another_length_are_refused_by_name_and_end_the_lease(
     assert loop.put(again, 0, R1, routed_experts=routed(2, "wrong")) is Put.MISFIT
     (dropped,) = [each for each in loop.ledger.take_dropped() if isinstance(each, DroppedGroup)]
     assert (dropped.group_id, dropped.reason) == (0, DropReason.POISON)
+
+
+# Batches in parts
+
+
+def part(loop, lease_id=None, have=0, holder=TRAINER):
+    return loop.ledger.lease_part(holder, loop.version, lease_id, have, loop.now)
+
+
+def score_group(loop, group_id):
+    """Finish and score one group; the others stay with the rollout."""
+    for lease in loop.ledger.lease_prompts(R0, loop.version, 100, loop.now):
+        loop.held[lease.group.group_id] = lease
+    loop.sample([loop.held.pop(group_id)])
+    loop.score()
+
+
+def parted(**changes):
+    loop = Loop(groups_per_batch=3, **changes)
+    loop.held = {}
+    loop.submit()
+    return loop
+
+
+def test_a_batch_is_lent_group_by_group_and_acknowledged_as_one():
+    loop = parted()
+    assert part(loop) is None
+    score_group(loop, 0)
+    first = part(loop)
+    assert (groups(first), first.is_whole, first.groups_so_far) == ([0], False, 1)
+    assert part(loop, first.lease_id, 1) is None
+    score_group(loop, 1)
+    score_group(loop, 2)
+    rest = part(loop, first.lease_id, 1)
+    assert (groups(rest), rest.is_whole, rest.lease_id) == ([1, 2], True, first.lease_id)
+    assert loop.ack(rest) is Put.ACCEPTED
+    assert loop.ledger.accounting().trained == 6
+
+
+def test_a_part_whose_answer_was_lost_is_told_again():
+    loop = parted()
+    score_group(loop, 0)
+    first = part(loop)
+    score_group(loop, 1)
+    assert part(loop).samples[: len(first.samples)] == first.samples
+
+
+def test_without_staleness_no_group_is_passed_over():
+    """So the gradients are summed in the same order whoever is done first."""
+    loop = parted()
+    score_group(loop, 1)
+    assert part(loop) is None
+    score_group(loop, 0)
+    assert groups(part(loop)) == [0, 1]
+
+
+def test_a_prompt_that_is_still_to_come_is_not_passed_over():
+    loop = Loop(groups_per_batch=3)
+    loop.held = {}
+    loop.submit(2)
+    loop.ledger.rewind(TrainedSet(extras=(0,), groups=1, samples=2), 1, 0.0)
+    loop.version = 1
+    while loop.ledger.room():
+        loop.submit(1)
+    score_group(loop, 1)
+    assert groups(part(loop)) == [1]
+
+
+def test_with_staleness_what_is_done_first_is_trained_first():
+    loop = parted(max_staleness=1)
+    score_group(loop, 2)
+    score_group(loop, 4)
+    assert groups(part(loop)) == [2, 4]
+
+
+def test_a_part_leaves_room_for_the_groups_that_are_due():
+    """Three of version 0 must be in this batch: what is newer waits, though it is complete."""
+    loop = parted(max_staleness=1, total_groups=30)
+    for group_id in (3, 4, 5):
+        score_group(loop, group_id)
+    loop.train()
+    loop.submit()
+    score_group(loop, 6)
+    assert part(loop) is None, "0, 1 and 2 are of version 0 and fill the batch at version 1"
+    score_group(loop, 1)
+    assert groups(part(loop)) == [1]
+
+
+def test_a_trainer_that_dies_between_parts_gets_all_of_them_again():
+    loop = parted()
+    score_group(loop, 0)
+    first = part(loop)
+    heir = Holder(TRAINER.name, TRAINER.incarnation + 1)
+    again = part(loop, first.lease_id, 1, heir)
+    assert groups(again) == [0]
+    assert again.lease_id != first.lease_id
+    assert part(loop, first.lease_id, 1) is None, "the dead one is not listened to"
+
+
+def test_each_part_gives_the_lease_more_time_and_so_does_waiting():
+    loop = parted(batch_lease_s=60.0, prompt_lease_s=1000.0, group_deadline_s=1000.0)
+    score_group(loop, 0)
+    first = part(loop)
+    for _ in range(4):
+        loop.now += 40.0
+        assert part(loop, first.lease_id, 1) is None
+        assert loop.ledger.expire(loop.now) == []
+    loop.now += 61.0
+    (expired,) = loop.ledger.expire(loop.now)
+    assert (expired.kind, expired.group_ids) == (LeaseKind.BATCH, (0,))
+    again = part(loop, first.lease_id, 1)
+    assert groups(again) == [0]
+    assert again.lease_id != first.lease_id
+
+
+def test_a_batch_that_is_not_whole_cannot_be_acknowledged():
+    loop = parted()
+    score_group(loop, 0)
+    assert loop.ack(part(loop)) is Put.STALE
+
+
+def test_a_trainer_that_wants_whole_batches_takes_the_parts_back():
+    loop = parted()
+    score_group(loop, 0)
+    part(loop)
+    assert loop.batch() is None
+    score_group(loop, 1)
+    score_group(loop, 2)
+    assert groups(loop.batch()) == [0, 1, 2]
+
+
+def test_another_trainer_gets_no_part_of_a_batch():
+    loop = parted()
+    score_group(loop, 0)
+    part(loop)
+    assert part(loop, holder=Holder("trainer/1", 1)) is None
+
+
+def test_a_batch_becomes_whole_when_nothing_more_can_come():
+    loop = parted()
+    score_group(loop, 0)
+    first = part(loop)
+    loop.ledger.end_stream(loop.now)
+    for group_id in (1, 2):
+        loop.ledger.reject(group_id, "too long", loop.now)
+    rest = part(loop, first.lease_id, 1)
+    assert (rest.samples, rest.is_whole) == ((), True)
+    assert loop.ack(rest) is Put.ACCEPTED
+
+
+def test_a_step_without_anything_is_skipped_in_parts_too():
+    loop = Loop(filters_zero_variance=True, max_refills=0, total_groups=2)
+    loop.learn(lambda _: 0.0)
+    skipped = part(loop)
+    assert (skipped.samples, skipped.is_whole) == ((), True)
+    assert "equal rewards" in skipped.sampling.skipped
+
+
+def test_a_trainer_with_half_a_batch_is_no_reason_to_sample_nothing():
+    """The queue lends no prompts while memory is full and the trainer could make room: it could not."""
+    loop = parted()
+    score_group(loop, 0)
+    first = part(loop)
+    assert not loop.ledger.has_batch()
+    assert "wait" in loop.ledger.waiting_on() or "run" in loop.ledger.waiting_on()
+    score_group(loop, 1)
+    score_group(loop, 2)
+    assert loop.ledger.has_batch()
+    part(loop, first.lease_id, 1)
+    assert loop.ledger.has_batch()
+
+
+# Puts of many
+
+
+def test_a_put_of_many_rows_is_one_event():
+    loop = Loop()
+    loop.submit()
+    loop.ledger.take_events()
+    samples = [sample_of(lease, index) for lease in loop.lease() for index in lease.missing]
+    loop.ledger.take_events()
+    assert loop.ledger.put_samples(samples, R0, loop.now) == [Put.ACCEPTED] * 4
+    assert len(loop.ledger.take_events()) == 1
+    rewards = [reward_of(task) for task in loop.tasks()]
+    loop.ledger.take_events()
+    assert loop.ledger.put_rewards(rewards, SCORER, loop.now) == [Put.ACCEPTED] * 4
+    assert len(loop.ledger.take_events()) == 1
+
+
+def test_a_row_that_is_in_a_put_twice_is_taken_once():
+    loop = Loop()
+    loop.submit(1)
+    (lease,) = loop.lease()
+    twice = [sample_of(lease, 0), sample_of(lease, 0)]
+    assert loop.ledger.put_samples(twice, R0, loop.now) == [Put.ACCEPTED, Put.DUPLICATE]
+    reward = reward_of(loop.tasks()[0])
+    assert loop.ledger.put_rewards([reward, reward], SCORER, loop.now) == [Put.ACCEPTED, Put.DUPLICATE]
+
+
+def sample_of(lease, index):
+    tensor = ref(f"sample{lease.lease_id}.{index}")
+    return SampleReady(
+        group_id=lease.group.group_id,
+        sample_index=index,
+        lease_id=lease.lease_id,
+        tokens=tensor,
+        logprobs=tensor,
+        versions=tensor,
+        oldest_version=lease.policy_version,
+        newest_version=lease.policy_version,
+        finish_reason=FinishReason.STOP,
+    )
+
+
+def reward_of(task):
+    return RewardReady(
+        group_id=task.group_id, sample_index=task.sample_index, lease_id=task.lease_id, reward=1.0
+    )
+
+
+# Drops
+
+
+def test_a_checkpoint_stays_small_however_many_groups_are_dropped():
+    loop = Loop(total_groups=10_000, refill_limit=10_000)
+    for _ in range(5_000):
+        loop.ledger.reject(loop.ledger.next_group(), "too long", loop.now)
+    trained = loop.ledger.trained_groups()
+    assert len(msgspec.json.encode(trained)) < 300
+    assert trained.dropped_before == {DropReason.REJECTED: 10_000}
+    again = Loop(total_groups=10_000)
+    again.ledger.rewind(trained, 1, 0.0)
+    assert again.ledger.accounting().dropped == 10_000
+    assert again.ledger.next_group() == 5_000
+
+
+def test_what_was_dropped_stays_dropped_for_a_trainer_that_goes_further_back():
+    loop = Loop()
+    loop.ready(2)
+    before = loop.ledger.trained_groups()
+    loop.train()
+    for group_id in (2, 3, 4):
+        loop.ledger.reject(group_id, "too long", loop.now)
+    after = loop.ledger.trained_groups()
+    loop.ledger.rewind(after, 5, loop.now)
+    loop.ledger.rewind(before, 6, loop.now)
+    assert loop.ledger.upcoming()[:2] == (0, 1)
+    assert not {2, 3, 4} & {*loop.ledger.upcoming()}
+    assert loop.ledger.dropped_by_reason() == {"rejected": 6}
+
+
+def test_a_checkpoint_of_another_queue_brings_its_drops():
+    other = Loop()
+    other.ledger.reject(0, "too long", 0.0)
+    other.submit(1)
+    other.ledger.reject(2, "too long", 0.0)
+    trained = msgspec.json.decode(msgspec.json.encode(other.ledger.trained_groups()), type=TrainedSet)
+    loop = Loop()
+    loop.ledger.rewind(trained, 1, 0.0)
+    assert loop.ledger.dropped_by_reason() == {"rejected": 4}
+    assert loop.ledger.upcoming() == (1, 3)
+    older = msgspec.structs.replace(trained, dropped_before={}, dropped=(dropped_at(0), *trained.dropped))
+    loop.ledger.rewind(older, 2, 0.0)
+    assert loop.ledger.dropped_by_reason() == {"rejected": 4}, "as older checkpoints say it"
+    assert dropped_at(1).group_id not in loop.ledger._state.drops
+
+
+def dropped_at(group_id):
+    return DroppedPosition(group_id=group_id, samples=2, reason=DropReason.REJECTED)

@@ -1,5 +1,6 @@
 """What a zygote may import: threads and devices are found and named; the user's environment comes back."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -108,3 +109,27 @@ def test_the_users_own_values_come_back(monkeypatch):
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "TORCH_WARM_POOL" not in os.environ
     assert not [name for name in os.environ if name.startswith(preload.SAVED)]
+
+
+def test_nobody_looks_for_garbage_while_modules_are_imported_but_afterwards(tmp_path, monkeypatch):
+    (tmp_path / "makes_much.py").write_text(
+        "import gc\n"
+        "before = gc.get_stats()[0]['collections']\n"
+        "kept = [[] for _ in range(100_000)]\n"
+        "assert gc.get_stats()[0]['collections'] == before\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.get_threshold()
+    assert preload.load(["makes_much"]).error == ""
+    assert gc.get_threshold() == before
+
+
+def test_a_module_may_say_itself_when_to_look_for_garbage(tmp_path, monkeypatch):
+    (tmp_path / "has_its_own_way.py").write_text("import gc; gc.set_threshold(12_345, 7, 8)")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = gc.get_threshold()
+    try:
+        preload.load(["has_its_own_way"])
+        assert gc.get_threshold() == (12_345, 7, 8)
+    finally:
+        gc.set_threshold(*before)

@@ -21,7 +21,7 @@ def part(tokens, apart, **fields):
 
 
 def test_the_mismatch_is_a_mean_over_tokens_of_all_microbatches_and_of_each_version():
-    stats = StepStats(waited_s=0.0)
+    stats = StepStats()
     old, new = (Mismatch(abs_sum=n, k3_sum=0.0, max_ratio=n, tokens=4) for n in (2.0, 1.0))
     stats.add(part(6, 3.0, by_version={4: old}))
     stats.add(part(2, 1.0, by_version={3: new, 4: new}))
@@ -35,14 +35,14 @@ def test_the_mismatch_is_a_mean_over_tokens_of_all_microbatches_and_of_each_vers
 
 
 def test_compared_routes_are_told_as_a_share():
-    stats = StepStats(waited_s=0.0)
+    stats = StepStats()
     stats.add(part(6, 3.0, routed_places=60, routed_apart=6))
     stats.add(part(6, 3.0, routed_places=40, routed_apart=4))
     assert stats.fields()["routing_mismatch_frac"] == pytest.approx(0.1)
 
 
 def test_a_step_without_tokens_has_no_mismatch():
-    assert StepStats(waited_s=0.0).mismatch_abs == 0.0
+    assert StepStats().mismatch_abs == 0.0
 
 
 def test_the_alarm_rings_above_its_limit_and_once_a_minute_at_most():

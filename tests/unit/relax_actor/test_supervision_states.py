@@ -10,7 +10,9 @@ from relax_actor.supervision import states
 from relax_actor.supervision.states import ALIVE, TABLE, ChildState, IllegalMoveError, Trigger
 
 PAGE = Path(__file__).parents[3] / "docs" / "concepts" / "supervision.md"
-EXAMPLES = [Path(__file__).with_name(f"test_supervision_{part}.py") for part in ("policy", "faults")]
+EXAMPLES = [
+    Path(__file__).with_name(f"test_supervision_{part}.py") for part in ("policy", "faults", "scaling")
+]
 
 
 @pytest.mark.parametrize("state", ChildState)

@@ -210,6 +210,21 @@ def test_arrays_inside_of_records_travel_beside_the_message():
     assert [memoryview(frame).nbytes for frame in frames[1:]] == [24, 16]
 
 
+def test_a_value_of_records_says_what_the_longer_way_says(monkeypatch):
+    """Messages between roles are written in C; what is on the wire is the same."""
+    values = [
+        Outer(inner=Inner(name="a", numbers=(1, 2)), color=Color.RED),
+        [[Inner(name="a"), [Row(1, 2), Column(x=3)]], {"k": Point(1, Path("x"))}],
+        [[3, [Outer(inner=Inner(name="lone \ud800"))]], {}],
+        [Inner(name="set", numbers={1})],
+        [Color.RED, Color.RED],
+        [Inner(name="text", numbers=(Text("t"), Count(4), np.float64(2.5), Pair(1, 2)))],
+    ]
+    short = [unpack(pack(value)) for value in values]
+    monkeypatch.setattr("transport.codec._is_of_records", lambda _value: False)
+    assert short == [unpack(pack(value)) for value in values]
+
+
 @given(
     hnp.arrays(
         dtype=st.one_of(hnp.scalar_dtypes().filter(lambda d: d.kind in "biufc" and d.itemsize <= 16)),
