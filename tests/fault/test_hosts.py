@@ -222,6 +222,7 @@ def test_an_old_incarnation_that_goes_on_beside_its_successor_is_heard_by_nobody
         keeper = agent.parent()
         old.suspend()
         replies = [counter.ask(Counter.add, 1), via.ask(Relay.add_via, "counter", 1)]
+        in_method(tree, hosts[1], "relay", "add_via")  # or it would find the successor
         agent.suspend()
         keeper.parent().terminate()
         for reply in replies:
