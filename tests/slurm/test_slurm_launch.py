@@ -15,7 +15,7 @@ from slurm_waits import wait_until
 from launcher.toml import to_toml
 from relax_actor.telemetry import read_events
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 
 LAUNCH = (sys.executable, "-P", "-m", "relax_actor", "launch")
 GROUPS_PER_STEP = 4

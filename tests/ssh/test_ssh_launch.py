@@ -10,7 +10,7 @@ from ssh_hosts import await_nothing, own_shm
 from ssh_launch import listened_at, listening
 from watching import eventually
 
-STEPS = 20
+STEPS = 40
 pytestmark = pytest.mark.timeout(240)
 
 

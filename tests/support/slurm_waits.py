@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:
+def wait_until(holds: Callable[[], object], what: str, timeout_s: float = 150.0) -> None:
     """Poll until something holds."""
     deadline = time.monotonic() + timeout_s
     while not holds():

@@ -141,11 +141,21 @@ class Launcher:
 def listening(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
     """Return the TCP addresses at which processes listen, each in its own network."""
     found = set()
+    tables: dict[str, dict[str, tuple[str, int]]] = {}  # of each network
     for process in processes:
+        folder = Path(f"/proc/{process.pid}")
         with suppress(OSError):  # it has ended
-            of_sockets = {str(fd.readlink()) for fd in Path(f"/proc/{process.pid}/fd").iterdir()}
-            found |= {where for inode, where in _listeners(process.pid) if f"socket:[{inode}]" in of_sockets}
+            network = str((folder / "ns/net").readlink())
+            if network not in tables:
+                tables[network] = {f"socket:[{inode}]": where for inode, where in _listeners(process.pid)}
+            found |= {tables[network][link] for link in _links(folder / "fd") if link in tables[network]}
     return found
+
+
+def _links(folder: Path) -> Iterator[str]:
+    for each in folder.iterdir():
+        with suppress(OSError):  # closed meanwhile
+            yield str(each.readlink())
 
 
 def listened_at() -> set[tuple[str, int]]:
