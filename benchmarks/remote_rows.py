@@ -37,8 +37,10 @@ ADDRESS = "127.0.0.1"
 WINDOW = 4
 """Puts on their way at once."""
 
-KINDS = {"text": (32, 512, 1000), "media_10mb": (1, 833_333, 60)}
-"""Rows a put, tokens a row (12 bytes each: token, log-prob, version), puts a round."""
+KINDS = {"text": (32, 512, 1000), "text_columns": (1, 32 * 512, 1000), "media_10mb": (1, 833_333, 60)}
+"""As the loop puts samples, with references for each; the same bytes as a row queue lays them, with one
+reference a column; large rows. Rows a put, tokens a row (12 bytes each: token, log-prob, version), puts a
+round."""
 
 SENDER = """
 import socket, sys, time

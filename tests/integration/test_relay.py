@@ -293,8 +293,8 @@ class Above:
         self.streams.append(stream)
         self.epoch = read_up(stream.receive()[0], "below").epoch
 
-    def say(self, record, payload=None):
-        self.streams[-1].send(encode(record), payload)
+    def say(self, record, *payload):
+        self.streams[-1].send(encode(record), *payload)
 
 
 @pytest.fixture
