@@ -7,9 +7,10 @@ from pathlib import Path
 from relax_actor.actor import Context
 from relax_actor.config import Config
 from relax_actor.devices import visible_names
+from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
-from relax_actor.engines.sglang.engine import SglangEngine, Surroundings
+from relax_actor.engines.sglang.engine import SglangEngine
 from relax_actor.engines.sglang.generation import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement

@@ -14,7 +14,8 @@ import torch
 
 from relax_actor.engines.base import Prefix, Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, RequestError
-from relax_actor.engines.sglang.engine import SglangEngine, Surroundings
+from relax_actor.engines.sglang.around import Surroundings
+from relax_actor.engines.sglang.engine import SglangEngine
 from relax_actor.engines.sglang.errors import (
     EngineDownError,
     ServerError,

@@ -8,13 +8,13 @@ started anew (see `states`).
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import EngineNotReadyError, RequestError
 from relax_actor.engines.running import admitted, check_token_ids
+from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError, ServerGoneError
@@ -23,7 +23,8 @@ from relax_actor.engines.sglang.health import Health, ask_for_a_token
 from relax_actor.engines.sglang.server import START_S, Server
 from relax_actor.engines.sglang.settings import SPARE_TOKENS, ServerSettings
 from relax_actor.engines.sglang.states import EngineState, EngineTrigger, move
-from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory, UpdateMode, UpdateReport
+from relax_actor.engines.sglang.updating import Collected, MakeUpdater, update_mode_of
+from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory
 from relax_actor.errors import RelaxError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 
@@ -32,47 +33,6 @@ if TYPE_CHECKING:
 
 LAST_WORDS_S = 0.5
 """How long a closed connection waits for the word of which process has died."""
-
-
-class WeightUpdater(Protocol):
-    """Brings weights into a server; see `relax_actor.engines.sglang.weights.Updater`."""
-
-    @property
-    def is_torn(self) -> bool:
-        """Whether an update that failed had touched the server."""
-        ...
-
-    def update(
-        self,
-        version: PolicyVersion,
-        tensors: "Iterable[tuple[str, Tensor]]",
-        *,
-        mode: UpdateMode,
-        on_pause: Callable[[], None] | None = None,
-    ) -> UpdateReport:
-        """Replace all weights; `on_pause` is called right before the server is touched."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds. Idempotent."""
-        ...
-
-
-MakeUpdater = Callable[[Client, Capabilities], WeightUpdater]
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Tell nobody."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What an engine tells the actor around it."""
-
-    wake: Callable[[], None] = _nothing  # from any thread: there is something for `step`
-    progress: Callable[[str], None] = _nothing  # how far it has come
-    emit: Callable[..., None] = _nothing  # an event: its kind, and its fields
-    gone: Callable[[str], None] = _nothing  # from any thread: a process of the server has ended
 
 
 class SglangEngine:
@@ -106,7 +66,7 @@ class SglangEngine:
         log: Path,
         update_mode: str = "auto",
         health_s: float = 15.0,
-        around: Surroundings = Surroundings(),
+        around: Surroundings = Surroundings(),  # noqa: B008 - frozen
     ) -> None:
         self._settings, self._vocabulary, self._around = server, vocabulary, around
         self._names = names
@@ -353,7 +313,7 @@ class SglangEngine:
             self._around.progress(f"SGLang has answered {self._generation.progress} times")
 
     def _update(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
-        collected = _Collected(self._generation, self._mode)
+        collected = Collected(self._generation, self._mode)
         report = self._updater.update(
             version, self._known(weights), mode=self._mode, on_pause=collected.collect
         )
@@ -431,26 +391,6 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-class _Collected:
-    """The requests that an update has cut off; none, where they stay in the server."""
-
-    def __init__(self, generation: Generation, mode: UpdateMode) -> None:
-        self._generation, self._mode = generation, mode
-        self._since: float | None = None
-        self.samples = 0
-
-    def collect(self) -> None:
-        """Cut them off, if this is such an update."""
-        if self._mode is UpdateMode.ABORT:
-            self._since = time.monotonic()
-            self.samples = self._generation.collect()
-
-    @property
-    def stopped_s(self) -> float:
-        """How long nothing has been sampled."""
-        return 0.0 if self._since is None else time.monotonic() - self._since
-
-
 class _Failing:
     """Takes the engine down with an error of a block."""
 
@@ -463,21 +403,3 @@ class _Failing:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, RelaxError) and not isinstance(error, EngineNotReadyError):
             self._fail(error)
-
-
-def update_mode_of(setting: str, found: Capabilities) -> UpdateMode:
-    """Return how weights are replaced: in place where the server says which weights sampled which token.
-
-    Args:
-        setting: `auto`, `in_place` or `abort`.
-        found: what the server can do.
-
-    Raises:
-        EngineDownError: `in_place` of a server that does not say it.
-    """
-    if setting == "auto":
-        return UpdateMode.IN_PLACE if found.version_spans else UpdateMode.ABORT
-    if setting == "in_place" and not found.version_spans:
-        version = ".".join(map(str, found.version))
-        raise EngineDownError(f"SGLang {version} does not say which weights sampled a token; 0.5.19 does")
-    return UpdateMode(setting)

@@ -1,0 +1,19 @@
+"""What an engine with a server tells the actor around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What an engine tells the actor around it."""
+
+    wake: Callable[[], None] = _nothing  # from any thread: there is something for `step`
+    progress: Callable[[str], None] = _nothing  # how far it has come
+    emit: Callable[..., None] = _nothing  # an event: its kind, and its fields
+    gone: Callable[[str], None] = _nothing  # from any thread: a process of the server has ended
