@@ -8,6 +8,9 @@ import click
 
 from launcher.cli_options import WORDS, Sectioned, choices, divided, dry_run, with_options
 
+COLORS = ("auto", "always", "never")
+"""`auto` is by terminal, and by the environment's NO_COLOR and FORCE_COLOR."""
+
 
 @click.command(
     "launch",
@@ -43,6 +46,7 @@ from launcher.cli_options import WORDS, Sectioned, choices, divided, dry_run, wi
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard files.")
 @click.option("--tag-output/--no-tag-output", help="Also print what actors write, as `logs -f`.  [no]")
 @click.option("--live/--plain", default=None, help="Redraw in place, or a line an event.  [by terminal]")
+@click.option("--color", type=click.Choice(COLORS), default="auto", help="Of what is redrawn.  [auto]")
 def launch(
     arguments: tuple[str, ...],
     *,
@@ -50,6 +54,7 @@ def launch(
     tensorboard: bool,
     tag_output: bool,
     live: bool | None,
+    color: str,
     **values: Any,
 ) -> int:
     """See the help above; a docstring would be shown instead of it."""
@@ -72,6 +77,7 @@ def launch(
         tensorboard=tensorboard,
         tag_output=tag_output,
         argv=click.get_current_context().meta[WORDS],
+        color=color,
         live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
     )
     return carry_out(request, sys.stdout)

@@ -36,6 +36,7 @@ class Display:
         stream: where to draw.
         offset: bytes of the log that belong to earlier launches.
         live: redraw in place; else one line an event.
+        color: `auto`, `always` or `never`; of what is redrawn.
         monotonic: seconds, for the redraw rate.
     """
 
@@ -46,12 +47,13 @@ class Display:
         *,
         offset: int = 0,
         live: bool,
+        color: str = "auto",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.state = RunState()
         self._events, self._stream, self._offset = events, stream, offset
         self._monotonic, self._due = monotonic, 0.0
-        self._live = _start_live(self.state, stream) if live else None
+        self._live = _start_live(self.state, stream, color) if live else None
         self.broken: Exception | None = None
 
     def tick(self) -> bool:
@@ -103,13 +105,18 @@ def render(state: RunState) -> "Group":
     return Group(*parts)
 
 
-def _start_live(state: RunState, stream: TextIO) -> "Live":
+def _start_live(state: RunState, stream: TextIO, color: str) -> "Live":
     from rich.console import Console  # noqa: PLC0415 - rich is not imported by --help
     from rich.live import Live  # noqa: PLC0415
 
     live = Live(
         render(state),
-        console=Console(file=stream),
+        console=Console(
+            file=stream,
+            no_color=None if color == "auto" else color == "never",
+            force_terminal=True if color == "always" else None,
+            color_system="standard" if color == "always" else "auto",
+        ),
         auto_refresh=False,  # no thread: this process forks
         redirect_stdout=False,
         redirect_stderr=False,

@@ -51,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False  # the plan, in a dry run
     tensorboard: bool = False
     tag_output: bool = False  # also print what actors write
+    color: str = "auto"  # or `always` or `never`
     live: bool | None = None  # None: where the output is a terminal
 
 
@@ -214,7 +215,7 @@ def _watching(request: Request, folder: RunFolder, out: TextIO) -> Iterator[Call
     metrics = MetricsWriter(
         folder.events, folder.metrics, tensorboard=folder.tensorboard if request.tensorboard else None
     )
-    display = Display(folder.events, out, offset=offset, live=live)
+    display = Display(folder.events, out, offset=offset, live=live, color=request.color)
     tagged = TaggedLogs(folder, out) if request.tag_output else None
 
     def on_tick() -> None:

@@ -1,6 +1,7 @@
 """A run is drawn from its event log, in a terminal or not, and drawing never stops it."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -101,6 +102,15 @@ def test_a_live_display_redraws_and_leaves_the_last_picture(events, story, log_o
     display.close()
 
     assert "rollout/0" in out.getvalue()
+
+
+@pytest.mark.parametrize(("color", "is_colored"), [("always", True), ("never", False), ("auto", False)])
+def test_colors_are_as_they_are_asked_for(events, story, log_of, color, is_colored):
+    out = io.StringIO()
+    display = Display(events, out, live=True, color=color)
+    log_of(events, *story)
+    display.close()
+    assert bool(re.search("\x1b\\[[0-9;]*3[1-6]m", out.getvalue())) is is_colored
 
 
 class Broken(io.StringIO):
