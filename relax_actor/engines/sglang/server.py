@@ -60,6 +60,7 @@ class Server:
         self._process = self._popen(settings, Ports(http=http, nccl=nccl))
         self._watch: Watch | None = None
         self._known = [self._process.pid]
+        self._segments: set[str] = set()
 
     @property
     def pid(self) -> int:
@@ -97,6 +98,7 @@ class Server:
                 if title.startswith("sglang::"):
                     processes[child.pid] = f"SGLang's process {title.removeprefix('sglang::')}"
         self._known = list(processes)
+        self._segments = {name for pid in processes for name in _segments(pid)}
         self._watch = Watch(processes, lambda what: on_end(f"{what}; {self._last_words()}"))
 
     def phases(self) -> dict[str, float]:
@@ -118,6 +120,8 @@ class Server:
             self._process.wait(REAP_S)
         for held in self._sockets:
             held.close()
+        for segment in self._segments:  # SGLang leaves them where it is killed
+            Path(segment).unlink(missing_ok=True)
 
     def _popen(self, settings: ServerSettings, ports: Ports) -> "subprocess.Popen[bytes]":
         words = command(settings, ports)
@@ -162,6 +166,15 @@ def _held_port() -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
     return held
+
+
+def _segments(pid: int) -> set[str]:
+    """Return the files of SGLang's own in shared memory that a process has open or mapped."""
+    found: set[str] = set()
+    with suppress(OSError):
+        found.update(line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
+        found.update(str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
+    return {name for name in found if name.startswith("/dev/shm/sglang_")}  # noqa: S108 - its folder
 
 
 def _title(process: Any) -> str:
