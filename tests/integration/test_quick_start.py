@@ -97,7 +97,13 @@ def test_a_forked_process_has_the_environment_of_its_parent_at_that_time(play):
 
 def test_modules_learn_about_gpus_without_cuda_and_without_a_thread(play):
     toy = play("gpu")
-    assert toy.said["gpu"] == {"capability": [9, 0], "name": "Toy 1", "memory": 5, "triton": 101}
+    assert toy.said["gpu"] == {
+        "capability": [9, 0],
+        "name": "Toy 1",
+        "memory": 5,
+        "module": "torch.cuda",
+        "triton": 101,
+    }
     assert toy.said["touched"] is False
     assert toy.forked
 

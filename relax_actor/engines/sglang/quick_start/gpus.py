@@ -37,10 +37,10 @@ def import_all(names: Iterable[str]) -> str:
 def gpu_answers() -> Iterator[list[str]]:
     """Have questions about GPUs answered out of another process; yields who touched CUDA nevertheless."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU, without CUDA
-    cuda = importlib.import_module("torch").cuda
-    touched: list[str] = []
+    torch = importlib.import_module("torch")
+    cuda, touched = torch.cuda, list[str]()
     initialize = "_lazy_init"  # what torch calls before it uses CUDA
-    answers, real = Answers(cuda), getattr(cuda, initialize)
+    answers, real = Answers(torch), getattr(cuda, initialize)
 
     def tell_tale() -> None:
         if not cuda.is_initialized():
@@ -61,31 +61,37 @@ class Answers:
     Not even whether there is one is asked here: the driver's management library may start a thread for it.
     """
 
-    def __init__(self, cuda: Any) -> None:
-        self._open = True
+    def __init__(self, torch: Any) -> None:
+        self._open, self._torch = True, torch
         read, write = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if not self._pid:
-            _tell(cuda, write, parent)
+            _tell(torch.cuda, write, parent)
         os.close(write)
         self._lines = os.fdopen(read, "rb")
         self._known: dict[str, Any] = {}
+        self._replaced: list[tuple[Any, str, Any]] = []
         for name, answer in self._answered.items():
-            setattr(cuda, name, self._while_open(getattr(cuda, name), answer))
+            self._answer_for(torch.cuda, name, answer)
+        self._answer_for(torch._C, "_get_accelerator", Answers._accelerator)  # noqa: SLF001 - it asks CUDA
         triton = _triton_utils()  # it keeps functions of torch's, and must get ours
         if triton is not None:
-            triton.get_device_properties = self._while_open(triton.get_device_properties, Answers._of_triton)
+            self._answer_for(triton, "get_device_properties", Answers._of_triton)
 
     def close(self) -> None:
         """Let torch and Triton answer again, also those functions of ours that somebody has kept."""
         self._open = False
+        for whom, name, real in self._replaced:
+            setattr(whom, name, real)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         self._lines.close()
 
-    def _while_open(self, real: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
+    def _answer_for(self, whom: Any, name: str, answer: Callable[..., Any]) -> None:
+        real = getattr(whom, name)
+
         @functools.wraps(real)
         def function(*words: Any, **named: Any) -> Any:
             if self._open:
@@ -93,7 +99,8 @@ class Answers:
                     return answer(self, *words, **named)
             return real(*words, **named)
 
-        return function
+        self._replaced.append((whom, name, real))
+        setattr(whom, name, function)
 
     def _told(self, what: str) -> Any:
         while what not in self._known:
@@ -125,6 +132,11 @@ class Answers:
         if not self._is_available():
             raise LookupError
         return 0
+
+    def _accelerator(self, *_: Any) -> Any:
+        if not self._is_available():
+            raise LookupError
+        return self._torch.device("cuda")
 
     _answered: ClassVar[dict[str, Callable[..., Any]]] = {
         "is_available": _is_available,

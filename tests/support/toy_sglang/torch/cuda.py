@@ -47,3 +47,10 @@ def get_device_capability(device=None) -> tuple[int, int]:
 
 def get_device_name(device=None) -> str:
     return get_device_properties(device).name
+
+
+def accelerator() -> str:
+    if not is_available():
+        return "cpu"
+    _lazy_init()
+    return "cuda"

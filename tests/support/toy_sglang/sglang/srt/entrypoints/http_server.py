@@ -21,5 +21,6 @@ if torch.cuda.is_available():
         "capability": torch.cuda.get_device_capability(),
         "name": torch.cuda.get_device_name("cuda:1"),
         "memory": torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory,
+        "module": torch.get_device_module().__name__,
         "triton": driver.active.utils.get_device_properties(1)["max_shared_mem"],
     }
