@@ -38,6 +38,7 @@ class LeaseTable:
     next_id: LeaseId = _FIRST_ID
     batch: Lease | None = None  # there is one trainer, so one batch at a time
     _by_name: dict[str, set[LeaseId]] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
     _deadlines: list[tuple[float, LeaseId]] = field(default_factory=list, compare=False)
 
     def add(self, lease: Lease) -> None:
@@ -48,6 +49,7 @@ class LeaseTable:
         heapq.heappush(self._deadlines, (lease.until_s, lease.lease_id))
         if lease.kind is LeaseKind.BATCH:
             self.batch = lease
+        self._count(lease, len(lease.rows))
 
     def extend(
         self, lease_id: LeaseId, group_ids: Iterable[GroupId], until_s: float, *, is_whole: bool
@@ -65,6 +67,7 @@ class LeaseTable:
         held.discard(lease_id)
         if not held:
             del self._by_name[lease.holder.name]
+        self._count(lease, -len(lease.rows))
         if lease.kind is LeaseKind.BATCH:
             self.batch = None
         return lease
@@ -73,8 +76,13 @@ class LeaseTable:
         """Take one row off a lease, which ends with its last row."""
         lease = self.leases[lease_id]
         lease.rows.discard(row)
+        self._count(lease, -1)
         if not lease.rows:
             self.remove(lease_id)
+
+    def running(self, name: str) -> int:
+        """Return how many samples a rollout has on loan."""
+        return self._running.get(name, 0)
 
     def of(self, name: str) -> list[Lease]:
         """Return the leases of every incarnation of `name`, oldest first."""
@@ -93,6 +101,13 @@ class LeaseTable:
         while self._deadlines and not self._is_deadline(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
+
+    def _count(self, lease: Lease, rows: int) -> None:
+        if lease.kind is LeaseKind.PROMPT and rows:
+            name = lease.holder.name
+            self._running[name] = self._running.get(name, 0) + rows
+            if not self._running[name]:
+                del self._running[name]
 
     def _is_deadline(self, at: float, lease_id: LeaseId) -> bool:
         lease = self.leases.get(lease_id)
