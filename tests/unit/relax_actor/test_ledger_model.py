@@ -157,7 +157,7 @@ class World(RuleBasedStateMachine):
         lag=st.sampled_from([0, 0, 0, 1]),
         room_of_other=st.integers(0, 5),
     )
-    def a_rollout_takes_prompts(self, name, slots, lag, room_of_other):
+    def a_rollout_takes_prompts(self, name, slots, lag, room_of_other=0):
         holder = self.holder(name)
         others = {self.holder(each): room_of_other for each in ROLLOUTS if each != name and room_of_other}
         leases = self.ledger.lease_prompts(holder, self.version - lag, slots, self.now, others)
