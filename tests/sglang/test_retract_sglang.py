@@ -78,7 +78,7 @@ def logprobs(model, completion):
 
 
 def test_every_token_after_a_retraction_is_of_the_version_it_says(engine, models):
-    """All keys and values are the new policy's: plain forwards of both versions give their tokens' log-probs."""
+    """All keys and values are the new policy's: a plain forward of each version gives its log-probs."""
     engine.install(0, weights(models[0]))
     engine.submit(requests(6))
     wait_until_under_way(engine)
