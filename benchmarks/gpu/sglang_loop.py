@@ -39,8 +39,8 @@ from relax_actor.supervision.spec import Backoff  # noqa: E402
 from relax_actor.telemetry import read_events  # noqa: E402
 
 KINDS = ("scheduler", "main", "actor")
-TIMES = 3
 LEAST_STEPS = 24
+TELL_S = 5.0
 ON_GPU = torch.cuda.is_available()
 
 
@@ -62,35 +62,37 @@ def main() -> None:
             since = time.monotonic()
             print(f"-- {name}", file=sys.stderr, flush=True)
             try:
-                result[name] = PARTS[name](Path(folder), args)
+                result[name] = {}
+                args.save = lambda: args.out.write_text(json.dumps(result, indent=1) + "\n")
+                PARTS[name](Path(folder), args, result[name])
             except BaseException:  # noqa: BLE001 - the others go on
                 result["errors"].append(f"{name}: {traceback.format_exc()[-1500:]}")
                 print(traceback.format_exc(), file=sys.stderr, flush=True)
             print(f"-- {name} took {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n")  # a cut-off run keeps its parts
+            args.save()
     print(json.dumps(result))
 
 
-def storm(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Kill each of three kinds of process three times."""
+def storm(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Kill each of three kinds of process so many times."""
     replicas = 3 if ON_GPU else 2
-    plan = [(kind, number % replicas) for number, kind in enumerate(KINDS * (TIMES if ON_GPU else 1))]
+    plan = [(kind, number % replicas) for number, kind in enumerate(KINDS * args.times)]
     run = Run(folder, args, "storm", replicas=replicas, spares=0)
     run.go(Killer(run, plan, others=1, pause_s=3.0))
-    return run.summary() | {"restarts": run.restarts()}
+    found |= run.summary() | {"restarts": run.restarts()}
 
 
-def spare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Kill an actor with a server that waits beside it, three times."""
+def spare(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Kill an actor with a server that waits beside it."""
     run = Run(folder, args, "spare", replicas=1, spares=1)
-    run.go(Killer(run, [("actor", 0)] * (TIMES if ON_GPU else 1), others=0, pause_s=8.0))
-    return run.summary() | {"restarts": run.restarts()}
+    run.go(Killer(run, [("actor", 0)] * args.times, others=0, pause_s=8.0))
+    found |= run.summary() | {"restarts": run.restarts()}
 
 
-def same(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def same(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Sample the same in a calm run and in one with three kills."""
     samples: list[dict[str, str]] = []
-    runs = []
+    runs = found["runs"] = []
     for name, plan in (("calm", []), ("killed", [(kind, n % 2) for n, kind in enumerate(KINDS)])):
         run = Run(
             folder,
@@ -99,27 +101,28 @@ def same(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             replicas=2 if ON_GPU else 1,
             spares=0,
             run={"steps": 8, "max_staleness": 0},
-            rollout={"deterministic": ON_GPU, "update_mode": "abort"},
+            rollout={"deterministic": ON_GPU, "update_mode": "abort"}
+            | ({"max_new_tokens": 96} if ON_GPU else {}),
             train={"learning_rate": 1e-5},
         )
         run.go(Killer(run, plan if ON_GPU else plan[:1], others=0, pause_s=0.0), to_the_end=True)
         samples.append(run.samples())
         runs.append(run.summary())
+        args.save()
     calm, killed = samples
-    return {
+    found |= {
         "samples": len(calm),
         "same_samples": sum(killed.get(key) == text for key, text in calm.items()),
         "keys_are_the_same": calm.keys() == killed.keys(),
         "final_weights_are_the_same": runs[0]["weights_xxh3"] == runs[1]["weights_xxh3"],
-        "runs": runs,
     }
 
 
-def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def experts(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Train a mixture of experts by the experts that SGLang took, and by the trainer's own."""
     shape = "small-moe" if ON_GPU else "tiny-moe"
     model_folder(folder / "moe", shape, context=1024)
-    found: dict[str, Any] = {"shape": shape}
+    found["shape"] = shape
     for name, fields in (("replayed", {"use_r3": True}), ("own", {})):
         run = Run(
             folder,
@@ -140,7 +143,7 @@ def experts(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             key: [round(step[key], 5) for step in steps]
             for key in ("mismatch_abs", "mismatch_k3", "max_ratio")
         }
-    return found
+        args.save()
 
 
 class Run:
@@ -161,7 +164,7 @@ class Run:
         self.folder.mkdir()
         self.args, self.control = args, app.RunControl()
         self.config = config_of(folder, self.folder, args.chunk_tokens, (replicas, spares), sections)
-        self._read, self._events = 0, []
+        self._read, self._events, self._told = 0, [], 0
 
     def go(self, killer: "Killer", *, to_the_end: bool = False) -> None:
         """Run until all kills are done and recovered from, and the steps are."""
@@ -169,6 +172,7 @@ class Run:
 
         def tick() -> None:
             killer.look()
+            self._tell(len(killer.kills))
             if time.monotonic() > deadline:
                 self.control.kill("the benchmark's time is over")
             elif not to_the_end and killer.is_done and self.steps() >= LEAST_STEPS:
@@ -200,6 +204,14 @@ class Run:
             for event in self.events
             if event["kind"] == kind and all(event.get(name) == value for name, value in fields.items())
         ]
+
+    def _tell(self, kills: int) -> None:
+        """Say how far it is, now and then."""
+        if time.monotonic() > self._told + TELL_S:
+            self._told = time.monotonic()
+            servers = len(self.of("engine_started"))
+            said = f"{self.folder.name}: {self.steps()} steps, {servers} servers started, {kills} kills"
+            print(said, file=sys.stderr, flush=True)
 
     def steps(self) -> int:
         return max((event["step"] for event in self.of("step")), default=0)
@@ -404,7 +416,7 @@ def mean(values: list[float]) -> float | None:
     return round(statistics.fmean(values), 4) if values else None
 
 
-PARTS: dict[str, Callable[[Path, argparse.Namespace], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Path, argparse.Namespace, dict[str, Any]], None]] = {
     "storm": storm,
     "spare": spare,
     "same": same,
@@ -420,6 +432,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--shape", choices=("tiny", "0.6b"), default="0.6b")
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--limit-s", type=float, default=200.0, help="of each run")
+    parser.add_argument("--times", type=int, default=3 if ON_GPU else 1, help="kills of each kind")
     parser.add_argument("--chunk-tokens", type=int, default=0)
     return parser.parse_args()
 

@@ -7,23 +7,12 @@ place of the policy versions, which nobody reads here.
 """
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 
-from relax_actor import (
-    Actor,
-    ChildSpec,
-    Intensity,
-    RestartType,
-    Supervisor,
-    SupervisorSpec,
-    __version__,
-    endpoint,
-)
+from relax_actor import Actor, ChildSpec
 from relax_actor.config import Config
 from relax_actor.ids import GroupId, Holder, PolicyVersion
 from relax_actor.protocol import BatchTrained, FinishReason, Opened, PromptGroup, RewardReady, SampleReady
@@ -31,6 +20,7 @@ from relax_actor.roles.queue import TransferQueue
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from rows import work
 from rows.engine import Consumer, Engine, Producer, await_done
+from rows.supervised import End, SupervisedEngine
 from rows.work import GET_ROWS, PUT_ROWS, Plan, Row, pack
 from transport.shm import ShmSpace
 
@@ -38,19 +28,15 @@ WAIT_S = 20.0
 VERSION = PolicyVersion(1)
 
 
-class Prompts(Actor):
+class Prompts(End):
     """Keeps the queue full of prompts."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @endpoint
-    def run(self) -> None:
+    def follow(self, plan: Plan) -> None:
         queue = self.ctx.ref("queue", TransferQueue).within(2 * WAIT_S)
         writer = RowWriter(ShmSpace(self.ctx.run_id), self.ctx.holder)
         queue.ask(TransferQueue.open, Opened(step=0, policy_version=VERSION)).result()
         submitted = 0
-        while submitted < self._plan.rows // GET_ROWS:
+        while submitted < plan.rows // GET_ROWS:
             wanted = queue.ask(TransferQueue.await_room, WAIT_S).result().groups
             rows = writer.write([{"tokens": np.arange(256, dtype=np.int32)} for _ in wanted])
             groups = [_group(group_id, row["tokens"]) for group_id, row in zip(wanted, rows, strict=True)]
@@ -154,75 +140,30 @@ class _OurConsumer(Consumer):
         self.parts["ack_ms"].append((time.perf_counter() - since) * 1e3)
 
 
-class ProducerActor(Actor):
+class ProducerActor(End):
     """A producer's process."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @endpoint(timeout_s=300.0)
-    def run(self) -> None:
+    def follow(self, plan: Plan) -> None:
         end = _OurProducer(self)
-        work.produce(self._plan, self.ctx.replica, end.put, end.parts, before=end.lease, after=end.score)
-        await_done(self._plan)
+        work.produce(plan, self.ctx.replica, end.put, end.parts, before=end.lease, after=end.score)
+        await_done(plan)
 
 
-class ConsumerActor(Actor):
+class ConsumerActor(End):
     """The consumer's process."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @endpoint(timeout_s=300.0)
-    def run(self) -> None:
+    def follow(self, plan: Plan) -> None:
         end = _OurConsumer(self)
-        work.consume(self._plan, end.get, end.after, end.parts)
+        work.consume(plan, end.get, end.after, end.parts)
 
 
-class Ours(Engine):
+class Ours(SupervisedEngine):
     """A supervisor with the run's queue actor, and the benchmark's producers and consumer."""
 
-    version = __version__
+    ends: ClassVar = {"prompts": Prompts, "producer": ProducerActor, "consumer": ConsumerActor}
 
-    def start(self, plan: Plan) -> Any:
-        ends = (
-            ChildSpec(id="prompts", actor=Prompts, args={"plan": plan}, restart=RestartType.TEMPORARY),
-            ChildSpec(
-                id="producer",
-                actor=ProducerActor,
-                args={"plan": plan},
-                replicas=plan.producers,
-                restart=RestartType.TEMPORARY,
-            ),
-            ChildSpec(id="consumer", actor=ConsumerActor, args={"plan": plan}, restart=RestartType.TEMPORARY),
-        )
-        queue = ChildSpec(id="queue", actor=TransferQueue, args={"config": _config(plan)})
-        spec = SupervisorSpec(id="bench", intensity=Intensity(restarts=0), children=(queue, *ends))
-        folder = Path(plan.folder) / "run"
-        folder.mkdir()
-        self._tree = Supervisor(spec, run_dir=folder, zygotes={"default": ("numpy",)}).__enter__()
-
-    def stop(self) -> None:
-        self._tree.close()
-
-    def launch(self, plan: Plan, shared: Any) -> Callable[[], bool]:  # noqa: ARG002 - the interface
-        producers = ["producer"] if plan.producers == 1 else [f"producer/{n}" for n in range(plan.producers)]
-        self._runs = [
-            self._tree.ref("prompts", Prompts).within(300.0).ask(Prompts.run),
-            self._tree.ref("consumer", ConsumerActor).ask(ConsumerActor.run),
-            *(self._tree.ref(name, ProducerActor).ask(ProducerActor.run) for name in producers),
-        ]
-        return lambda: all(not run.done() or run.exception() is None for run in self._runs)
-
-    def join(self) -> None:
-        for run in self._runs:
-            run.result()
-
-    def producer(self, shared: Any, plan: Plan, index: int) -> Producer:
-        raise NotImplementedError("producers are actors")
-
-    def consumer(self, shared: Any, plan: Plan) -> Consumer:
-        raise NotImplementedError("the consumer is an actor")
+    def queue(self, plan: Plan) -> ChildSpec:
+        return ChildSpec(id="queue", actor=TransferQueue, args={"config": _config(plan)})
 
 
 def _config(plan: Plan) -> Config:

@@ -1,23 +1,13 @@
 """Our row queue: any fields, leases, acknowledgements and a journal, as `relax_actor.row_queue` has it."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from relax_actor import (
-    Actor,
-    ChildSpec,
-    Intensity,
-    RestartType,
-    Supervisor,
-    SupervisorSpec,
-    __version__,
-    endpoint,
-)
+from relax_actor import Actor, ChildSpec
 from relax_actor.row_queue import Batch, ConsumerGroup, QueueSpec, RowConsumer, RowProducer, RowQueue
 from rows import work
 from rows.engine import Consumer, Engine, Producer, await_done
+from rows.supervised import End, SupervisedEngine
 from rows.work import FIELDS, GET_ROWS, Plan, Row
 
 
@@ -56,73 +46,30 @@ class _OurConsumer(Consumer):
         self._consumer.ack(self._batch)
 
 
-class ProducerActor(Actor):
+class ProducerActor(End):
     """A producer's process."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @endpoint(timeout_s=300.0)
-    def run(self) -> None:
+    def follow(self, plan: Plan) -> None:
         end = _OurProducer(self)
-        work.produce(self._plan, self.ctx.replica, end.put, end.parts)
-        await_done(self._plan)
+        work.produce(plan, self.ctx.replica, end.put, end.parts)
+        await_done(plan)
 
 
-class ConsumerActor(Actor):
+class ConsumerActor(End):
     """The consumer's process."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-
-    @endpoint(timeout_s=300.0)
-    def run(self) -> None:
+    def follow(self, plan: Plan) -> None:
         end = _OurConsumer(self)
-        work.consume(self._plan, end.get, end.after, end.parts)
+        work.consume(plan, end.get, end.after, end.parts)
 
 
-class Ours(Engine):
+class Ours(SupervisedEngine):
     """A supervisor with a row queue, and the benchmark's producers and consumer."""
 
-    version = __version__
+    ends: ClassVar = {"producer": ProducerActor, "consumer": ConsumerActor}
 
-    def start(self, plan: Plan) -> Any:
-        ends = (
-            ChildSpec(
-                id="producer",
-                actor=ProducerActor,
-                args={"plan": plan},
-                replicas=plan.producers,
-                restart=RestartType.TEMPORARY,
-            ),
-            ChildSpec(id="consumer", actor=ConsumerActor, args={"plan": plan}, restart=RestartType.TEMPORARY),
-        )
-        queue = ChildSpec(id="queue", actor=RowQueue, args={"spec": spec(plan)})
-        tree = SupervisorSpec(id="bench", intensity=Intensity(restarts=0), children=(queue, *ends))
-        folder = Path(plan.folder) / "run"
-        folder.mkdir()
-        self._tree = Supervisor(tree, run_dir=folder, zygotes={"default": ("numpy",)}).__enter__()
-
-    def stop(self) -> None:
-        self._tree.close()
-
-    def launch(self, plan: Plan, shared: Any) -> Callable[[], bool]:  # noqa: ARG002 - the interface
-        producers = ["producer"] if plan.producers == 1 else [f"producer/{n}" for n in range(plan.producers)]
-        self._runs = [
-            self._tree.ref("consumer", ConsumerActor).ask(ConsumerActor.run),
-            *(self._tree.ref(name, ProducerActor).ask(ProducerActor.run) for name in producers),
-        ]
-        return lambda: all(not run.done() or run.exception() is None for run in self._runs)
-
-    def join(self) -> None:
-        for run in self._runs:
-            run.result()
-
-    def producer(self, shared: Any, plan: Plan, index: int) -> Producer:
-        raise NotImplementedError("producers are actors")
-
-    def consumer(self, shared: Any, plan: Plan) -> Consumer:
-        raise NotImplementedError("the consumer is an actor")
+    def queue(self, plan: Plan) -> ChildSpec:
+        return ChildSpec(id="queue", actor=RowQueue, args={"spec": spec(plan)})
 
 
 def engine() -> Engine:

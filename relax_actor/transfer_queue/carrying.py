@@ -10,30 +10,21 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from relax_actor.actor.failure import rebuild
 from relax_actor.errors import ActorError
-from relax_actor.faults import point
 from relax_actor.transfer_queue.dock import Berth
+from relax_actor.transfer_queue.link_jobs import Job, ParcelJob, WantJob
 from relax_actor.transfer_queue.parcels import (
-    FREED,
-    Docked,
-    Down,
-    Given,
-    Part,
     Refused,
     RowLinkError,
     RowSlice,
-    Want,
-    encode,
     read_down,
-    spans,
 )
 from relax_actor.transfer_queue.storage import PATIENCE_S
-from relax_actor.transfer_queue.summing import receive, summed
 from transport.errors import TransportError
 from transport.stream import Stream, StreamTimeoutError
 
@@ -51,24 +42,6 @@ Dial = Callable[[], Stream]
 BROKEN: Final = (ActorError, TransportError, RowLinkError)
 
 
-class _Job(Protocol):
-    """Something to be sent, and answered."""
-
-    future: Future[Any]
-
-    def frames(self, number: int) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
-        """Return records and their payloads."""
-        ...
-
-    def take(self, stream: Stream, said: Down, nbytes: int) -> Any:
-        """Return the result, of an answer and the payload that follows.
-
-        Raises:
-            RowLinkError: it is no answer to this.
-        """
-        ...
-
-
 class Carrier:
     """One peer's way to a dock; any thread.
 
@@ -81,8 +54,8 @@ class Carrier:
     def __init__(self, dock: str, dial: Dial, wake: Callable[[], None] = lambda: None) -> None:
         self._dock, self._dial, self._wake = dock, dial, wake
         self._changed = threading.Condition()
-        self._parcels: deque[_Job] = deque()
-        self._wants: deque[_Job] = deque()
+        self._parcels: deque[Job] = deque()
+        self._wants: deque[Job] = deque()
         self._link: _Link | None = None
         self._old: _Link | None = None
         self._sender: threading.Thread | None = None
@@ -100,7 +73,7 @@ class Carrier:
             Where it lies then. Ends with a `RemoteError` where the dock refuses it, and with an `ActorError`,
             `TransportError` or `RowLinkError` where the link broke.
         """
-        return self._add(self._parcels, _Parcel(parcel, data, is_repeated=is_repeated))
+        return self._add(self._parcels, ParcelJob(parcel, data, is_repeated=is_repeated))
 
     def want(self, slices: Sequence[RowSlice], targets: Sequence[memoryview]) -> "Future[list[bool]]":
         """Bring bytes from the dock's host to `targets`, one for each slice.
@@ -108,7 +81,7 @@ class Carrier:
         Returns:
             For each slice whether it was there; ends otherwise as for `send`.
         """
-        return self._add(self._wants, _Wanted(slices, targets))
+        return self._add(self._wants, WantJob(slices, targets))
 
     def close(self) -> None:
         """End the link; what is on its way fails."""
@@ -120,7 +93,7 @@ class Carrier:
 
     # -- the thread that sends ------------------------------------------------------------------
 
-    def _add(self, queue: deque[_Job], job: _Job) -> Future[Any]:
+    def _add(self, queue: deque[Job], job: Job) -> Future[Any]:
         job.future.set_running_or_notify_cancel()  # it ends by itself: nobody cancels it
         with self._changed:
             is_closed = self._is_closed
@@ -156,12 +129,12 @@ class Carrier:
                 self._changed.wait()
             return not self._is_closed
 
-    def _next(self) -> _Job | None:
+    def _next(self) -> Job | None:
         with self._changed:
             queue = self._wants or self._parcels
             return queue.popleft() if queue else None
 
-    def _taken_all(self) -> list[_Job]:
+    def _taken_all(self) -> list[Job]:
         with self._changed:
             jobs = [*self._wants, *self._parcels]
             self._wants.clear()
@@ -185,7 +158,7 @@ class Carrier:
             old.hearing.join()
             old.stream.close()
 
-    def _send(self, link: "_Link", job: _Job) -> None:
+    def _send(self, link: "_Link", job: Job) -> None:
         number = link.add(job)
         try:
             for record, payload in job.frames(number):
@@ -196,7 +169,7 @@ class Carrier:
         except Exception as error:  # noqa: BLE001 - as above
             self._lost(link, error)
 
-    def _send_whole(self, link: "_Link", job: _Job) -> None:
+    def _send_whole(self, link: "_Link", job: Job) -> None:
         number = link.add(job)
         for record, payload in job.frames(number):
             link.stream.send(record, *payload)
@@ -236,7 +209,7 @@ class Carrier:
         link.stream.end()
         self._fail(link.lose(), error)
 
-    def _fail(self, jobs: Sequence[_Job], error: Exception) -> None:
+    def _fail(self, jobs: Sequence[Job], error: Exception) -> None:
         for job in jobs:
             job.future.set_exception(error)
         if jobs:
@@ -251,11 +224,11 @@ class _Link:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.moved = time.monotonic()
-        self.sent: dict[int, _Job] = {}
+        self.sent: dict[int, Job] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
 
-    def add(self, job: _Job) -> int:
+    def add(self, job: Job) -> int:
         """Note what is about to be sent; return its number."""
         with self._lock:
             number = next(self._numbers)
@@ -269,7 +242,7 @@ class _Link:
         with self._lock:
             return self.sent.pop(number, None) is not None
 
-    def lose(self) -> list[_Job]:
+    def lose(self) -> list[Job]:
         """Return what will never be answered."""
         with self._lock:
             jobs = [*self.sent.values()]
@@ -279,75 +252,3 @@ class _Link:
     def is_stalled(self) -> bool:
         """Whether somebody waits, and nothing moves."""
         return bool(self.sent) and time.monotonic() - self.moved > STALL_S
-
-
-class _Parcel:
-    """See `Carrier.send`."""
-
-    def __init__(self, parcel: int, data: memoryview, *, is_repeated: bool) -> None:
-        self.future: Future[Berth] = Future()
-        self._parcel, self._data, self._is_repeated = parcel, data, is_repeated
-
-    def frames(self, number: int) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
-        """Cut the parcel into parts."""
-        for span in spans(len(self._data)):
-            payload = [self._data[span.start : span.stop]]
-            part = Part(
-                number=number,
-                parcel=self._parcel,
-                at=span.start,
-                total_bytes=len(self._data),
-                xxh3=summed(payload),
-                is_repeated=self._is_repeated,
-            )
-            yield encode(part), payload
-        point("parcel_sent")
-
-    def take(self, stream: Stream, said: Down, nbytes: int) -> Berth:
-        """Return where it lies."""
-        if not isinstance(said, Docked) or nbytes:
-            raise RowLinkError(stream.peer, f"answered a parcel by {said!r} and {nbytes} bytes")
-        return Berth(said.segment, said.offset)
-
-
-class _Wanted:
-    """See `Carrier.want`."""
-
-    def __init__(self, slices: Sequence[RowSlice], targets: Sequence[memoryview]) -> None:
-        self.future: Future[list[bool]] = Future()
-        self._slices, self._targets = slices, targets
-
-    def frames(self, number: int) -> Iterator[tuple[bytes, Sequence[memoryview]]]:
-        """Ask."""
-        yield encode(Want(number=number, slices=tuple(self._slices))), ()
-
-    def take(self, stream: Stream, said: Down, nbytes: int) -> list[bool]:
-        """Receive what is there to where it belongs."""
-        if not isinstance(said, Given) or not self._is_answered_by(said, nbytes):
-            raise RowLinkError(
-                stream.peer, f"answered {len(self._slices)} wants by {said!r} and {nbytes} bytes"
-            )
-        is_there = [size != FREED for size in said.sizes]
-        present = [target for target, here in zip(self._targets, is_there, strict=True) if here]
-        if len(present) == 1:
-            receive(stream, present[0], said.xxh3)
-        else:  # small ones, which cost less to copy than to receive one by one
-            _receive_together(stream, present, said.xxh3)
-        return is_there
-
-    def _is_answered_by(self, given: Given, nbytes: int) -> bool:
-        wanted = [len(target) for target in self._targets]
-        return (
-            len(given.sizes) == len(wanted)
-            and all(size in {FREED, want} for size, want in zip(given.sizes, wanted, strict=True))
-            and nbytes == sum(size for size in given.sizes if size != FREED)
-        )
-
-
-def _receive_together(stream: Stream, targets: Sequence[memoryview], xxh3: int) -> None:
-    scratch = memoryview(bytearray(sum(map(len, targets))))
-    receive(stream, scratch, xxh3)
-    start = 0
-    for target in targets:
-        target[:] = scratch[start : start + len(target)]
-        start += len(target)

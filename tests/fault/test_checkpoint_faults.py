@@ -84,22 +84,6 @@ def test_an_interrupted_clean_up_leaves_nothing_that_looks_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [newest]
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Mount a file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs was refused: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_leaves_the_previous_checkpoint_whole_and_says_need_and_have(small_disk):
     store = CheckpointStore(small_disk / "checkpoints")
     whole = store.save(1, lambda folder: (folder / "c").write_bytes(b"0" * 300_000), {})

@@ -1,7 +1,6 @@
 """A disk that is really full: the queue stands still or says so, and what it has said is there."""
 
 import os
-import subprocess
 
 import numpy as np
 import pytest
@@ -22,22 +21,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(60)]
 
 SAMPLES = 64
 """Of a group: a put of all of them is longer than what may be left of the journal's last page."""
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """Mount a file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting a tmpfs was refused: {mounted.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder):

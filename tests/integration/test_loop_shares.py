@@ -67,7 +67,7 @@ def test_what_a_stopped_replica_was_given_goes_to_the_others_when_it_is_killed(r
             if event.get("child") == "rollout/2" and event["kind"] == "child_active"
         ]
         if steps >= 2 and active and "pid" not in state:
-            state |= {"pid": active[-1], "kill_at": time.monotonic() + 0.5}
+            state.update(pid=active[-1], kill_at=time.monotonic() + 0.5)
             os.kill(state["pid"], signal.SIGSTOP)
         elif time.monotonic() > state.get("kill_at", float("inf")):
             del state["kill_at"]

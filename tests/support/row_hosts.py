@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from row_actors import tokens
 
 from relax_actor import Actor, ChildSpec, RestartType, endpoint
 from relax_actor.roles.dock import RowDock
@@ -21,10 +22,6 @@ SPEC = QueueSpec(
         ),
     ),
 )
-
-
-def tokens(number: int) -> np.ndarray:
-    return np.arange(number, number + 3 + number % 5, dtype=np.int32)
 
 
 def image(key: int, nbytes: int = IMAGE) -> np.ndarray:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from relax_actor.node import preload
+
 UNINIT = "uninit"
 """What a server calls weights that are no policy's."""
 
@@ -89,7 +91,7 @@ def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python:
     passed = {name: value for name, value in own.items() if name not in kept_back}
     if settings.python == own_python and "PYTHONPATH" in own:
         passed["PYTHONPATH"] = own["PYTHONPATH"]
-    return {**passed, **_constant(), **_devices(settings), **settings.env}
+    return {**passed, **_constant(), **_threadless(settings), **_devices(settings), **settings.env}
 
 
 def _switches(settings: ServerSettings) -> list[str]:
@@ -133,6 +135,12 @@ def _constant() -> dict[str, str]:
         "no_proxy": "*",
         "NO_PROXY": "*",
     }
+
+
+def _threadless(settings: ServerSettings) -> dict[str, str]:
+    """Return what keeps imported libraries from starting threads, which a quick start's fork cannot have."""
+    names = ("OPENBLAS_NUM_THREADS", "JE_ARROW_MALLOC_CONF") if settings.quick_start else ()
+    return {name: preload.ENVIRONMENT[name] for name in names}
 
 
 def _devices(settings: ServerSettings) -> dict[str, str]:

@@ -18,7 +18,7 @@ from relax_actor.roles import remote_rows
 from relax_actor.roles.dock import Admission, RowDock
 from relax_actor.roles.remote_rows import RemoteRows
 from relax_actor.roles.rows import LocalRows
-from relax_actor.transfer_queue import carrying, docking
+from relax_actor.transfer_queue import carrying, docking, link_jobs
 from relax_actor.transfer_queue.dock import Dock
 from relax_actor.transfer_queue.docking import DockLink, SharedReader, Traffic
 from relax_actor.transfer_queue.parcels import (
@@ -324,7 +324,7 @@ def test_no_rows_are_no_parcel(remote):
 
 
 def test_large_rows_travel_in_parts_by_one_link(space, remote, docks, monkeypatch):
-    monkeypatch.setattr(carrying, "spans", lambda nbytes: spans(nbytes, 1000))
+    monkeypatch.setattr(link_jobs, "spans", lambda nbytes: spans(nbytes, 1000))
     arrays = [data_of(n, n) for n in (5000, 3, 12345)]
     handed = [remote.hand_over(list(remote.write([{"a": array}])[0].values())) for array in arrays]
     for each, array in zip(handed, arrays, strict=True):
@@ -383,7 +383,7 @@ def test_while_the_dock_is_away_nothing_is_lost_and_it_is_said_why(space, remote
 
 def test_what_a_link_that_broke_did_not_bring_is_handed_over_again(space, remote, docks, monkeypatch):
     """In the middle of a parcel; the next dock knows nothing of it."""
-    monkeypatch.setattr(carrying, "spans", lambda nbytes: spans(nbytes, 1000))
+    monkeypatch.setattr(link_jobs, "spans", lambda nbytes: spans(nbytes, 1000))
     taken = threading.Event()
 
     def point(name):
@@ -456,7 +456,7 @@ def test_any_other_refusal_is_raised(remote, docks, monkeypatch, step):
 
 def test_what_was_damaged_on_its_way_is_sent_again(space, remote, docks, monkeypatch):
     sums = iter([7])
-    monkeypatch.setattr(carrying, "summed", lambda views: next(sums, None) or summed(views))
+    monkeypatch.setattr(link_jobs, "summed", lambda views: next(sums, None) or summed(views))
     handed = remote.hand_over(written(remote))
     assert ended(handed)
     again = remote.hand_over(handed.sent, again=True)
@@ -545,7 +545,7 @@ def test_large_arrays_are_fetched_in_slices(space, remote, docks, monkeypatch):
 
 def test_what_is_asked_for_overtakes_a_parcel(space, remote, docks, monkeypatch):
     """Between two of its parts."""
-    monkeypatch.setattr(carrying, "spans", lambda nbytes: spans(nbytes, 200_000))
+    monkeypatch.setattr(link_jobs, "spans", lambda nbytes: spans(nbytes, 200_000))
     (row,) = RowWriter(space, Holder("prompts", 1)).write([{"a": np.arange(4, dtype=np.int32)}])
     is_asked, order = threading.Event(), []
 

@@ -39,9 +39,6 @@ def gpu_answers() -> Iterator[list[str]]:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # whether there is a GPU, without CUDA
     cuda = importlib.import_module("torch").cuda
     touched: list[str] = []
-    if not cuda.is_available():
-        yield touched
-        return
     initialize = "_lazy_init"  # what torch calls before it uses CUDA
     answers, real = Answers(cuda), getattr(cuda, initialize)
 
@@ -59,24 +56,26 @@ def gpu_answers() -> Iterator[list[str]]:
 
 
 class Answers:
-    """What torch and Triton say of each GPU, asked for in a process of its own."""
+    """What torch and Triton say of GPUs, asked for in a process of its own.
+
+    Not even whether there is one is asked here: the driver's management library may start a thread for it.
+    """
 
     def __init__(self, cuda: Any) -> None:
-        self._known: dict[str, list[Any]] = {}
         self._open = True
+        read, write = os.pipe()
+        parent = os.getpid()
+        self._pid = os.fork()
+        if not self._pid:
+            _tell(cuda, write, parent)
+        os.close(write)
+        self._lines = os.fdopen(read, "rb")
+        self._known: dict[str, Any] = {}
         for name, answer in self._answered.items():
             setattr(cuda, name, self._while_open(getattr(cuda, name), answer))
         triton = _triton_utils()  # it keeps functions of torch's, and must get ours
         if triton is not None:
-            told = self._while_open(triton.get_device_properties, Answers._of_triton)
-            triton.get_device_properties = told
-        self._read, write = os.pipe()
-        parent = os.getpid()
-        self._pid = os.fork()
-        if not self._pid:
-            self._open = False
-            _tell(cuda, triton, write, parent)
-        os.close(write)
+            triton.get_device_properties = self._while_open(triton.get_device_properties, Answers._of_triton)
 
     def close(self) -> None:
         """Let torch and Triton answer again, also those functions of ours that somebody has kept."""
@@ -84,7 +83,7 @@ class Answers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
-        os.close(self._read)
+        self._lines.close()
 
     def _while_open(self, real: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(real)
@@ -96,6 +95,11 @@ class Answers:
 
         return function
 
+    def _told(self, what: str) -> Any:
+        while what not in self._known:
+            self._known |= json.loads(self._lines.readline())  # an end of the lines is a ValueError
+        return self._known[what]
+
     def _of(self, device: Any = None) -> SimpleNamespace:
         index = device if isinstance(device, str) else getattr(device, "index", device)
         if isinstance(index, str):
@@ -105,22 +109,26 @@ class Answers:
     def _of_triton(self, index: int) -> dict[str, Any]:
         return dict(self._told("triton")[index])
 
-    def _told(self, whom: str) -> list[Any]:
-        if not self._known:
-            with open(self._read, "rb", closefd=False) as file:
-                self._known = json.loads(file.read())
-        return self._known[whom]
-
     def _capability(self, device: Any = None) -> tuple[int, int]:
         return self._of(device).major, self._of(device).minor
 
     def _name(self, device: Any = None) -> str:
         return str(self._of(device).name)
 
+    def _count(self) -> int:
+        return int(self._told("count"))
+
+    def _is_available(self) -> bool:
+        return self._count() > 0
+
     def _current(self) -> int:
+        if not self._is_available():
+            raise LookupError
         return 0
 
     _answered: ClassVar[dict[str, Callable[..., Any]]] = {
+        "is_available": _is_available,
+        "device_count": _count,
         "current_device": _current,
         "get_device_capability": _capability,
         "get_device_name": _name,
@@ -135,18 +143,26 @@ def _triton_utils() -> Any:
     return None
 
 
-def _tell(cuda: Any, triton: Any, write: int, parent: int) -> NoReturn:
-    """Write what is known of all GPUs, and end."""
+def _tell(cuda: Any, write: int, parent: int) -> NoReturn:
+    """Write what is known of all GPUs, how many there are first, and end."""
     try:
         die_with(parent)
-        devices = range(cuda.device_count())
+        devices = range(cuda.device_count() if cuda.is_available() else 0)
+        _write(write, {"count": len(devices)})
         each = [cuda.get_device_properties(index) for index in devices]
-        told = {"torch": [{name: getattr(one, name) for name in dir(one) if name[0] != "_"} for one in each]}
+        _write(
+            write,
+            {"torch": [{name: getattr(one, name) for name in dir(one) if name[0] != "_"} for one in each]},
+        )
+        triton = _triton_utils()
         if triton is not None:
-            told["triton"] = [triton.get_device_properties(index) for index in devices]
-        os.write(write, json.dumps(told, default=str).encode())
+            _write(write, {"triton": [triton.get_device_properties(index) for index in devices]})
     finally:
         os._exit(0)
+
+
+def _write(write: int, told: dict[str, Any]) -> None:
+    os.write(write, json.dumps(told, default=str).encode() + b"\n")
 
 
 def _caller() -> str:

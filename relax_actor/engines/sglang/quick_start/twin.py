@@ -27,11 +27,11 @@ FORK_SERVER = ["listener_fd", "alive_r", "preload", "main_path", "sys_path"]
 
 def why_not() -> str:
     """Return why a twin of this process would not be like new, or nothing."""
+    if importlib.import_module("torch").cuda.is_initialized() or driver_is_up():
+        return "CUDA was initialized while modules were imported"
     threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     if len(threads) > 1:
         return f"there are other threads: {', '.join(threads)}"
-    if importlib.import_module("torch").cuda.is_initialized() or driver_is_up():
-        return "CUDA was initialized while modules were imported"
     if list(inspect.signature(forkserver.main).parameters) != FORK_SERVER:
         return f"the fork server of Python {sys.version.split()[0]} is an unknown one"
     return ""

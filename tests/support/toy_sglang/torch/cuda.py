@@ -1,6 +1,7 @@
-"""GPUs where TOY says so; all but whether there are some initializes CUDA, as it does in torch."""
+"""GPUs where TOY says so: to ask whether there are any starts a thread, to ask more initializes CUDA."""
 
 import os
+import threading
 from types import SimpleNamespace
 
 _initialized = False
@@ -16,7 +17,10 @@ def is_initialized() -> bool:
 
 
 def is_available() -> bool:
-    return "gpu" in os.environ.get("TOY", "")
+    if "gpu" not in os.environ.get("TOY", ""):
+        return False
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # as the driver's library may
+    return True
 
 
 def device_count() -> int:
