@@ -49,7 +49,8 @@ class LeaseTable:
         heapq.heappush(self._deadlines, (lease.until_s, lease.lease_id))
         if lease.kind is LeaseKind.BATCH:
             self.batch = lease
-        self._count(lease, len(lease.rows))
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] = self.running(lease.holder.name) + len(lease.rows)
 
     def extend(
         self, lease_id: LeaseId, group_ids: Iterable[GroupId], until_s: float, *, is_whole: bool
@@ -65,9 +66,11 @@ class LeaseTable:
         lease = self.leases.pop(lease_id)
         held = self._by_name[lease.holder.name]
         held.discard(lease_id)
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] -= len(lease.rows)
         if not held:
             del self._by_name[lease.holder.name]
-        self._count(lease, -len(lease.rows))
+            self._running.pop(lease.holder.name, None)
         if lease.kind is LeaseKind.BATCH:
             self.batch = None
         return lease
@@ -76,7 +79,8 @@ class LeaseTable:
         """Take one row off a lease, which ends with its last row."""
         lease = self.leases[lease_id]
         lease.rows.discard(row)
-        self._count(lease, -1)
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] -= 1
         if not lease.rows:
             self.remove(lease_id)
 
@@ -101,13 +105,6 @@ class LeaseTable:
         while self._deadlines and not self._is_deadline(*self._deadlines[0]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
-
-    def _count(self, lease: Lease, rows: int) -> None:
-        if lease.kind is LeaseKind.PROMPT and rows:
-            name = lease.holder.name
-            self._running[name] = self._running.get(name, 0) + rows
-            if not self._running[name]:
-                del self._running[name]
 
     def _is_deadline(self, at: float, lease_id: LeaseId) -> bool:
         lease = self.leases.get(lease_id)

@@ -70,12 +70,13 @@ class PromptLender(Taker):
     def _share(
         self, holder: Holder, version: PolicyVersion, max_samples: int, others: Mapping[Holder, int]
     ) -> list[GroupId]:
-        waiting = self._state.index.waiting[None]
         rooms = {holder: max_samples, **others}
-        loads = {each: self._state.leases.running(each.name) for each in rooms}
-        shares = Shares(rooms, loads, me=holder, is_plenty=len(waiting) >= sum(rooms.values()))
+        plenty = sum(rooms.values()) + len(rooms) * self.config.samples_per_prompt  # some rows are reserved
+        is_plenty = self._state.rows[RowState.WAITING] >= plenty
+        loads = None if is_plenty else {each: self._state.leases.running(each.name) for each in rooms}
+        shares = Shares(rooms, loads, me=holder)
         mine = []
-        for group_id in waiting.ascending():
+        for group_id in self._state.index.waiting[None].ascending():
             if shares.is_over:
                 break
             group = self._state.groups[group_id]

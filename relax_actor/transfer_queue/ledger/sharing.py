@@ -19,16 +19,16 @@ class Shares:
 
     Args:
         rooms: how many samples each can take.
-        loads: how many samples each has running.
-        is_plenty: whether there is enough for all: only prompts with a favourite are not `me`'s.
+        loads: how many samples each has running; None where there is enough to fill all of them.
         me: the one who asks.
     """
 
     def __init__(
-        self, rooms: Mapping[Holder, int], loads: Mapping[Holder, int], *, me: Holder, is_plenty: bool
+        self, rooms: Mapping[Holder, int], loads: Mapping[Holder, int] | None, *, me: Holder
     ) -> None:
-        self._rooms, self._loads, self._me, self._is_plenty = dict(rooms), dict(loads), me, is_plenty
-        self._heap = [(load, holder != me, holder) for holder, load in loads.items()]
+        self._rooms, self._loads, self._me = dict(rooms), dict(loads or {}), me
+        self._is_plenty = loads is None
+        self._heap = [(load, holder != me, holder) for holder, load in self._loads.items()]
         heapq.heapify(self._heap)
 
     @property
@@ -38,17 +38,22 @@ class Shares:
 
     def is_mine(self, samples: int, favourite: Holder | None) -> bool:
         """Deal a prompt out; return whether the one who asks gets it."""
-        to = favourite if favourite is not None and self._rooms.get(favourite, 0) > 0 else self._next()
+        to = self._me if self._is_plenty else self._next()
+        if favourite is not None and self._rooms.get(favourite, 0) > 0:
+            to = favourite
         self._rooms[to] -= samples
-        self._loads[to] += samples
-        if not self._is_plenty and self._rooms[to] > 0:
-            heapq.heappush(self._heap, (self._loads[to], to != self._me, to))
+        if not self._is_plenty:
+            self._load(to, samples)
         return to == self._me
 
     def _next(self) -> Holder:
-        if self._is_plenty:
-            return self._me
+        """Return who has the least to do, of those with room."""
         while True:
-            load, _, holder = heapq.heappop(self._heap)
+            load, _, holder = self._heap[0]
             if load == self._loads[holder] and self._rooms[holder] > 0:
                 return holder
+            heapq.heappop(self._heap)
+
+    def _load(self, holder: Holder, samples: int) -> None:
+        self._loads[holder] += samples
+        heapq.heappush(self._heap, (self._loads[holder], holder != self._me, holder))
