@@ -75,7 +75,7 @@ class SglangEngine:
         self._has_died = threading.Event()
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
-        self._server = Server(server, log)
+        self._server = Server(server, log, remember=around.remember)
         self._client = Client(self._server.url)
         self._move(EngineTrigger.START)
         try:
