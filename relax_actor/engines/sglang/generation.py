@@ -88,6 +88,14 @@ class Flight:
     is_unwanted: bool = False  # whether it was asked to be cut off
 
 
+@dataclass(kw_only=True, slots=True)
+class PromptsRead:
+    """Tokens of prompts and prefixes, of requests that have come to an end."""
+
+    tokens: int = 0
+    cached: int = 0  # that were in the server's cache
+
+
 class Generation:
     """All samples of an engine, at the server or waiting for it.
 
@@ -95,13 +103,22 @@ class Generation:
         client: of the server.
         settings: how requests are made.
         spans: whether the server says which weights sampled which token.
+        late_by_a_step: whether it counts the token that is under way at an update as the newer weights'.
         on_ready: called in the I/O thread when there is something to look at.
     """
 
     def __init__(
-        self, client: Calls, settings: GenerationSettings, *, spans: bool, on_ready: Callable[[], None]
+        self,
+        client: Calls,
+        settings: GenerationSettings,
+        *,
+        spans: bool,
+        late_by_a_step: bool = True,
+        on_ready: Callable[[], None],
     ) -> None:
-        self._client, self._settings, self._spans, self._on_ready = client, settings, spans, on_ready
+        self._client, self._settings, self._on_ready = client, settings, on_ready
+        self._spans, self._late_by_a_step = spans, late_by_a_step
+        self._read = PromptsRead()
         self._arrived: SimpleQueue[tuple[Flight, Any]] = SimpleQueue()
         self._flights: dict[Key, Flight] = {}
         self._waiting: dict[Key, RunningSample] = {}
@@ -196,6 +213,11 @@ class Generation:
         self.send(list(self._waiting.values()), version)
         return replayed
 
+    def prompts_read(self) -> PromptsRead:
+        """Return what the server has read of prompts and prefixes since this was asked last."""
+        read, self._read = self._read, PromptsRead()
+        return read
+
     # -- sending ----------------------------------------------------------------------------------
 
     def _begin(self, flight: Flight, body: dict[str, Any]) -> None:
@@ -285,6 +307,8 @@ class Generation:
             # What came first after an update may be older than the update: it is taken for that.
             flight.version = policy_version(answer.weight_version, key)
         if answer.finish is not None:
+            self._read.tokens += len(sample.request.prompt) + flight.begun
+            self._read.cached += answer.cached_tokens
             self._set_versions(flight, answer)
             self._keep_routes(flight, answer)
             del self._flights[key]
@@ -296,7 +320,9 @@ class Generation:
         sampled = len(sample.tokens) - flight.begun
         if self._spans and sampled:
             versions = token_versions(answer.spans, sampled, sample.request.key)
-            sample.versions[flight.begun :] = as_sampled(versions, flight.submitted)
+            if self._late_by_a_step:
+                versions = as_sampled(versions, flight.submitted)
+            sample.versions[flight.begun :] = versions
 
     def _keep_routes(self, flight: Flight, answer: Answer) -> None:
         shape, key = self._settings.expert_shape, flight.sample.request.key
