@@ -103,7 +103,7 @@ def same(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
             run={"steps": 8, "max_staleness": 0},
             rollout={"deterministic": ON_GPU, "update_mode": "abort"}
             | ({"max_new_tokens": 96} if ON_GPU else {}),
-            train={"learning_rate": 1e-5},
+            train={"learning_rate": 1e-5, "deterministic": True},
         )
         run.go(Killer(run, plan if ON_GPU else plan[:1], others=0, pause_s=0.0), to_the_end=True)
         samples.append(run.samples())

@@ -91,7 +91,7 @@ class Server:
             StartError: it ended, or took too long.
         """
         while not self._answers(client):
-            self._look_for_segments()
+            self.look_for_segments()
             waited_s = time.monotonic() - self._since
             if self._process.poll() is not None:
                 raise StartError(f"ended with {self._exit()}", self.last_word(), str(self.log))
@@ -112,8 +112,18 @@ class Server:
                 if title.startswith("sglang::"):
                     processes[child.pid] = f"SGLang's process {title.removeprefix('sglang::')}"
         self._known = list(processes)
-        self._look_for_segments()
+        self.look_for_segments()
         self._watch = Watch(processes, lambda what: on_end(f"{what}; {self._last_words()}"))
+
+    def look_for_segments(self) -> None:
+        """Have written down, while this process lives, what is to be removed when it does not."""
+        pids = [self.pid]
+        with suppress(psutil.Error):
+            pids += [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        found = {path for pid in pids for path in _segments(pid)} - self._segments
+        if found:
+            self._segments |= found
+            self._remember(found)
 
     def phases(self) -> dict[str, float]:
         """Return how long each part of its start took, in seconds."""
@@ -128,6 +138,7 @@ class Server:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self.look_for_segments()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
@@ -136,16 +147,6 @@ class Server:
             held.close()
         for segment in self._segments - _segments(os.getpid()):  # SGLang leaves them where it is killed
             segment.unlink(missing_ok=True)
-
-    def _look_for_segments(self) -> None:
-        """Have written down, while this process lives, what has to be removed when it does not."""
-        pids = [self.pid]
-        with suppress(psutil.Error):
-            pids += [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
-        found = {path for pid in pids for path in _segments(pid)} - self._segments
-        if found:
-            self._segments |= found
-            self._remember(found)
 
     def _popen(self, settings: ServerSettings, ports: Ports) -> "subprocess.Popen[bytes]":
         words = command(settings, ports)
