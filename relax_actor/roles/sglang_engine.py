@@ -12,7 +12,7 @@ from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.engine import SglangEngine
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles

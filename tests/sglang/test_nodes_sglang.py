@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.sglang.engine import SglangEngine
 from relax_actor.engines.sglang.errors import ServerGoneError
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.server import Server
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from relax_actor.engines.sglang.engine import SglangEngine
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings

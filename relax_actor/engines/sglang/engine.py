@@ -18,8 +18,9 @@ from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError, ServerGoneError
-from relax_actor.engines.sglang.generation import Generation, GenerationSettings
+from relax_actor.engines.sglang.generation import Generation
 from relax_actor.engines.sglang.health import Health, ask_for_a_token
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.server import START_S, Server
 from relax_actor.engines.sglang.settings import SPARE_TOKENS, ServerSettings
 from relax_actor.engines.sglang.states import EngineState, EngineTrigger, move
