@@ -285,6 +285,7 @@ def test_linked_actors_share_their_fate_both_ways(tmp_path):
         tree.link("a", "b")
         os.kill(tree.pid("a"), signal.SIGKILL)
         eventually(lambda: (incarnation(tree, "a"), incarnation(tree, "b")) == (2, 2))
+        eventually(lambda: tree.pid("b") is not None)
         os.kill(tree.pid("b"), signal.SIGKILL)
         eventually(lambda: (incarnation(tree, "a"), incarnation(tree, "b")) == (3, 3))
         assert incarnation(tree, "c") == 1
