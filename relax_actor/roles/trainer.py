@@ -8,6 +8,8 @@ of its weights.
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import wait
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from relax_actor.actor import Actor, Reply, endpoint
 from relax_actor.config import Config
 from relax_actor.dcs.receiver import PolicyReceiver
 from relax_actor.devices import CPU, host_gpus, trainer_device
+from relax_actor.errors import RemoteError
 from relax_actor.faults import point
 from relax_actor.ids import LeaseId, PolicyVersion
 from relax_actor.protocol import BatchLease, BatchTrained, Opened, TrainSample
@@ -33,6 +36,8 @@ from relax_actor.trainers.base import TrainerBackend, TrainSequence
 from relax_actor.transfer_queue.memory import spill_space
 from relax_actor.transfer_queue.storage import RowReader
 from transport.shm import ShmSpace
+
+ANSWER_S = 5.0  # for the queue, when the trainer is to stop
 
 
 class Trainer(Actor):
@@ -99,6 +104,8 @@ class Trainer(Actor):
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """Keep what was trained since the last checkpoint, unless a step is half done; publish no more."""
+        if self._waiting_for and not self._is_between_steps:
+            self._hear_acknowledgement()
         if self._is_between_steps and self._step > self._saved_step:
             self._checkpoint()
         self._publishing.close()
@@ -179,6 +186,12 @@ class Trainer(Actor):
         )
         self._is_between_steps = True
         point("acknowledged")
+
+    def _hear_acknowledgement(self) -> None:
+        """Finish a step that only waits for the queue to count it; the queue stops after its trainer."""
+        wait(self._waiting_for, timeout=ANSWER_S)
+        with suppress(RemoteError):  # refused: what was trained counts for nothing
+            self.step()
 
     def _ask_ahead(self) -> None:
         """Ask for the next batch at once: the queue gets this after the acknowledgement."""

@@ -5,6 +5,8 @@ import msgspec
 from relax_actor.actor import wire
 from relax_actor.supervision.site import Key
 
+ReadyWord = wire.Ready | wire.SpareReady
+
 
 class Roster:
     """The incarnations of a tree, from their spawning to their end.
@@ -16,13 +18,24 @@ class Roster:
 
     def __init__(self) -> None:
         self._born: dict[Key, wire.Spawned] = {}
+        self._ahead: dict[Key, ReadyWord] = {}
         self._spares: dict[Key, str] = {}  # of who was promoted: its name as a spare
         self.ready: set[Key] = set()
         self.told_to_stop: set[Key] = set()
 
-    def spawned(self, record: wire.Spawned) -> None:
-        """Note that a process exists."""
-        self._born[record.name, record.incarnation] = record
+    def spawned(self, record: wire.Spawned) -> ReadyWord | None:
+        """Note that a process exists; return its word that it is ready, if that came before its agent's."""
+        key = record.name, record.incarnation
+        self._born[key] = record
+        return self._ahead.pop(key, None)
+
+    def is_ahead(self, word: ReadyWord) -> bool:
+        """Keep an actor's word that it is ready until its agent has said that there is a process."""
+        key = word.name, word.incarnation if isinstance(word, wire.Ready) else 1
+        if key in self._born:
+            return False
+        self._ahead[key] = word
+        return True
 
     def promoted(self, spare: Key, key: Key) -> wire.Spawned:
         """Note who a spare is from now on; return its process under that name."""
@@ -35,6 +48,7 @@ class Roster:
     def gone(self, key: Key) -> int:
         """Forget an incarnation; return the pid that it had, or 0."""
         self._spares.pop(key, None)
+        self._ahead.pop(key, None)
         born = self._born.pop(key, None)
         return born.pid if born else 0
 

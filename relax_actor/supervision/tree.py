@@ -28,7 +28,7 @@ from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.orders import Orders
 from relax_actor.supervision.policy import TreePolicy
-from relax_actor.supervision.roster import Roster
+from relax_actor.supervision.roster import ReadyWord, Roster
 from relax_actor.supervision.sights import Sights
 from relax_actor.supervision.site import Key, Place
 from relax_actor.supervision.spec import ChildSpec
@@ -160,15 +160,14 @@ class TreeShell:
                 return
             case wire.Hello():
                 self._directory.hello(peer, self._roster.as_spare((record.name, record.incarnation)))
-            case wire.Ready():
-                self._actor_ready(record)
+            case wire.Ready() | wire.SpareReady():
+                if not self._roster.is_ahead(record):
+                    self._is_ready(record)
             case _:
                 self._heard_of_work(peer, record)
 
     def _heard_of_work(self, peer: bytes, record: Record) -> None:
         match record:
-            case wire.SpareReady():
-                self.handle(events.SpareReady(name=record.name))
             case wire.Look():
                 self._sights.ask(peer, record)
             case wire.Order():
@@ -182,12 +181,17 @@ class TreeShell:
                 log.warning("unexpected %s from %s", type(record).__name__, peer.decode(errors="replace"))
 
     def _spawned(self, record: wire.Spawned) -> None:
-        self._roster.spawned(record)
+        word = self._roster.spawned(record)
         self.monitors.note(Phase.UP, record.name, record.incarnation)
         self._fleet.spawned((record.name, record.incarnation), record.pid)
         self._chronicle.spawned(record)
+        if word is not None:
+            self._is_ready(word)
 
-    def _actor_ready(self, record: wire.Ready) -> None:
+    def _is_ready(self, record: ReadyWord) -> None:
+        if isinstance(record, wire.SpareReady):
+            self.handle(events.SpareReady(name=record.name))
+            return
         key = record.name, record.incarnation
         self._roster.ready.add(key)
         self._directory.ready(record)

@@ -1,11 +1,14 @@
 """A run that is told to make room: it keeps a checkpoint, and goes on from there; no step is done twice."""
 
+import os
+import signal
 import threading
 
 import pytest
 from loop_run import assert_kept_its_promises, assert_nothing_is_left, assert_trained_in_order, kills
 
 from relax_actor.app import RunControl
+from relax_actor.faults import Action, Fault
 from relax_actor.telemetry import read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
 
@@ -62,4 +65,28 @@ def test_a_run_that_does_not_make_room_in_time_is_stopped(run_loop):
     tick = after_steps(1, lambda: control.preempt("SIGUSR2"))
     run = run_loop(control=control, on_tick=tick, run={"steps": 50, "grace_s": 0.0})
     assert run.outcome.exit_code == 140, run.log
+    assert_nothing_is_left(run)
+
+
+@pytest.mark.fault
+def test_a_stop_waits_for_the_queue_to_count_the_step_at_hand(run_loop):
+    """The stop comes while the trainer is busy; the queue, which stands still, answers a second later."""
+    control, is_stopped = RunControl(), threading.Event()
+
+    def tick(folder):
+        events, _ = read_events(folder / "events.jsonl")
+        if is_stopped.is_set() or not any(each.get("name") == "train" for each in events):
+            return
+        is_stopped.set()
+        (queue,) = [
+            each["pid"] for each in events if each["kind"] == "child_spawned" and each["child"] == "queue"
+        ]
+        os.kill(queue, signal.SIGSTOP)
+        control.stop("SIGTERM")
+        threading.Timer(1.5, os.kill, (queue, signal.SIGCONT)).start()
+
+    busy = Fault(actor="trainer", point="trained", action=Action.DELAY, seconds=1.0)
+    run = run_loop(control=control, on_tick=tick, plan=[busy], run={"steps": 50})
+    assert run.outcome.exit_code == 143, run.log
+    assert [event["step"] for event in run.of("checkpoint_saved")] == [1], run.log
     assert_nothing_is_left(run)

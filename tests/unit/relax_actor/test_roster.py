@@ -2,7 +2,9 @@
 
 import threading
 
-from relax_actor.actor.wire import Spawned
+import pytest
+
+from relax_actor.actor.wire import Ready, SpareReady, Spawned
 from relax_actor.supervision.changes import Changes
 from relax_actor.supervision.roster import Roster
 
@@ -15,6 +17,24 @@ def test_who_was_spawned_has_a_pid_until_it_is_gone() -> None:
     assert roster.gone(("a", 2)) == 7
     assert roster.pid("a") is None
     assert roster.gone(("a", 2)) == 0
+
+
+@pytest.mark.parametrize("word", [Ready(name="a", incarnation=1), SpareReady(name="a")])
+def test_who_says_it_is_ready_before_its_agent_says_it_exists_is_ready_then(word) -> None:
+    """A zygote's child is quick: its own word may come before that of an agent which is busy."""
+    roster = Roster()
+    assert roster.is_ahead(word)
+    assert roster.spawned(Spawned(name="a", incarnation=1, pid=7)) == word
+    assert not roster.is_ahead(word)
+
+    assert roster.spawned(Spawned(name="a", incarnation=2, pid=8)) is None
+
+
+def test_the_word_of_who_is_gone_is_forgotten() -> None:
+    roster = Roster()
+    roster.is_ahead(Ready(name="a", incarnation=1))
+    roster.gone(("a", 1))
+    assert roster.spawned(Spawned(name="a", incarnation=1, pid=7)) is None
 
 
 def test_a_promoted_spare_is_known_by_both_its_names() -> None:
