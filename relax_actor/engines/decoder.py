@@ -107,6 +107,14 @@ class Decoder:
         """Show weights by name; raises `KeyError` for one the model does not have."""
         return self._loader.read(names)
 
+    def sleep(self) -> None:
+        """Free the memory of the weights, whose names and shapes stay."""
+        self._loader.sleep()
+
+    def wake(self) -> None:
+        """Take memory for the weights, all of which the next load has to bring."""
+        self._loader.wake()
+
     def _route_slots(self, rows: int, capacity_tokens: int) -> RouteSlots:
         if self._layout is None:
             raise RuntimeError("experts are not recorded")
@@ -130,8 +138,11 @@ class WeightLoader:
     def __init__(self, model: Any, *, dummy_weights: bool) -> None:
         kind = model.config.get_text_config().model_type
         self._weights = dict(file_names(kind, model.state_dict().items()))  # tied ones under all their names
-        parameters = file_names(kind, model.named_parameters()) if dummy_weights else ()
-        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
+        self._own = dict(file_names(kind, model.named_parameters()))  # tied ones once
+        self._unset: dict[int, str] = {}
+        self._nbytes: dict[int, tuple[torch.UntypedStorage, int]] = {}  # of what is freed, by storage
+        if dummy_weights:
+            self._require_all()
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights in place; raises as `Decoder.load`."""
@@ -146,6 +157,26 @@ class WeightLoader:
         if self._unset:
             missing = ", ".join(f"`{name}`" for name in list(self._unset.values())[:3])
             raise KeyError(f"{len(self._unset)} weights have never been installed, among them {missing}")
+
+    def sleep(self) -> None:
+        """Free the weights' memory."""
+        for tensor in self._own.values():
+            storage = tensor.untyped_storage()
+            if storage.nbytes():
+                self._nbytes[storage._cdata] = storage, storage.nbytes()  # noqa: SLF001 - torch's own identity
+                storage.resize_(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()  # to others, not only to this process
+
+    def wake(self) -> None:
+        """Take memory; what is in it means nothing."""
+        for storage, nbytes in self._nbytes.values():
+            storage.resize_(nbytes)
+        self._nbytes.clear()
+        self._require_all()
+
+    def _require_all(self) -> None:
+        self._unset = {tensor.data_ptr(): name for name, tensor in self._own.items()}
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Show weights by name, without a copy.
