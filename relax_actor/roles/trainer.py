@@ -28,6 +28,7 @@ from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.queue_errors import HopelessRunError
 from relax_actor.roles.step_stats import Alarm, StepStats
 from relax_actor.roles.trainer_past import TrainerPast
+from relax_actor.roles.training_turn import TrainingTurn
 from relax_actor.roles.updates import make_updates
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
 from relax_actor.transfer_queue.memory import spill_space
@@ -48,6 +49,7 @@ class Trainer(Actor):
         self._config = config
         device = trainer_device(config.train.device, host_gpus())
         self._backend = make_backend(config, device)
+        self._turn = TrainingTurn(config, self._backend, self.ctx)
         rows = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
@@ -57,7 +59,7 @@ class Trainer(Actor):
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
         space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
-        self._publishing = make_publishing(self.ctx, space, config.dcs, device)
+        self._publishing = make_publishing(self.ctx, space, config.dcs, CPU if config.run.colocate else device)
         self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
@@ -114,6 +116,7 @@ class Trainer(Actor):
         while self._step < self._config.run.steps:
             stats = StepStats()
             batch = yield from self._train(stats)
+            self._turn.offload(stats)
             if batch is None:
                 break  # the dataset's prompts were dropped to the last: nothing left to train on
             if batch.samples:
@@ -122,6 +125,7 @@ class Trainer(Actor):
             if batch.samples:
                 with self.ctx.events.span("publish", version=self._version):
                     self._publish()
+            self._turn.end()
             yield from self._acknowledge(batch)
             self._say_step(batch, stats)
             if self._is_checkpoint_due():
@@ -148,6 +152,7 @@ class Trainer(Actor):
                 self._updates.restart()
             samples += part.samples
             if samples:
+                yield from self._turn.begin(stats)
                 sequences = self._sequences(part)
                 with self.ctx.events.span("train", step=self._step, samples=len(sequences)):
                     yield from self._updates.train(sequences, stats, is_whole=part.is_whole)
@@ -284,4 +289,5 @@ def make_backend(config: Config, device: str = CPU) -> TrainerBackend:
         temperature=config.rollout.temperature,
         total_steps=config.run.steps,
         device=device,
+        starts_offloaded=config.run.colocate,
     )
