@@ -136,13 +136,9 @@ class WeightLoader:
     """
 
     def __init__(self, model: Any, *, dummy_weights: bool) -> None:
-        kind = model.config.get_text_config().model_type
-        self._weights = dict(file_names(kind, model.state_dict().items()))  # tied ones under all their names
-        self._own = dict(file_names(kind, model.named_parameters()))  # tied ones once
-        self._unset: dict[int, str] = {}
-        self._nbytes: dict[int, tuple[torch.UntypedStorage, int]] = {}  # of what is freed, by storage
-        if dummy_weights:
-            self._require_all()
+        self._model = model
+        self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []  # of what is freed
+        self._find_weights(need_all=dummy_weights)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights in place; raises as `Decoder.load`."""
@@ -160,23 +156,25 @@ class WeightLoader:
 
     def sleep(self) -> None:
         """Free the weights' memory."""
-        for tensor in self._own.values():
-            storage = tensor.untyped_storage()
-            if storage.nbytes():
-                self._nbytes[storage._cdata] = storage, storage.nbytes()  # noqa: SLF001 - torch's own identity
-                storage.resize_(0)
+        self._weights = {}
+        self._shapes += [(each, each.shape) for each in self._model.parameters() if each.numel()]
+        for parameter, _ in self._shapes:
+            parameter.data = parameter.data.new_empty(0)
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # to others, not only to this process
 
     def wake(self) -> None:
         """Take memory; what is in it means nothing."""
-        for storage, nbytes in self._nbytes.values():
-            storage.resize_(nbytes)
-        self._nbytes.clear()
-        self._require_all()
+        for parameter, shape in self._shapes:
+            parameter.data = parameter.data.new_empty(shape)
+        self._shapes = []
+        self._find_weights(need_all=True)
 
-    def _require_all(self) -> None:
-        self._unset = {tensor.data_ptr(): name for name, tensor in self._own.items()}
+    def _find_weights(self, *, need_all: bool) -> None:
+        kind = self._model.config.get_text_config().model_type
+        self._weights = dict(file_names(kind, self._model.state_dict().items()))  # tied: under all their names
+        parameters = file_names(kind, self._model.named_parameters()) if need_all else ()
+        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Show weights by name, without a copy.

@@ -17,17 +17,18 @@ REAL = {"engine": "transformers", "deterministic": True, "replicas": 2, "samples
 
 
 def turns(run):
-    """Return (begin, end, side) of every turn; one that a death ended has the time of its exit."""
-    open_turns, found = {}, []
+    """Return (begin, end, who) of every turn; one that a death ended ends with the last that was heard."""
+    begun, heard, found = {}, {}, []
     for event in sorted(run.events, key=lambda each: each["m"]):
-        key = event["actor"]
+        who = event["actor"]
         if event["kind"] == "turn_began":
-            open_turns[key] = event["m"]
-        elif event["kind"] == "turn_ended" and key in open_turns:
-            found.append((open_turns.pop(key), event["m"], key))
-        elif event["kind"] == "child_exited" and event["child"] in open_turns:
-            found.append((open_turns.pop(event["child"]), event["m"], event["child"]))
-    return found
+            if who in begun:
+                found.append((begun[who], heard[who], who))
+            begun[who] = event["m"]
+        elif event["kind"] == "turn_ended":
+            found.append((begun.pop(who), event["m"], who))
+        heard[who] = event["m"]
+    return found + [(begin, heard[who], who) for who, begin in begun.items()]
 
 
 def assert_one_side_at_a_time(run):
@@ -35,7 +36,7 @@ def assert_one_side_at_a_time(run):
     assert trainer
     for begin, end, who in turns(run):
         if who != "trainer":
-            assert not any(begin < last and first < end for first, last in trainer), (who, run.log)
+            assert not any(begin < last and first < end for first, last in trainer), turns(run)
 
 
 def assert_good(run, steps=4):
