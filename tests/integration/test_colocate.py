@@ -20,15 +20,13 @@ def turns(run):
     """Return (begin, end, who) of every turn; one that a death ended ends with the last that was heard."""
     begun, heard, found = {}, {}, []
     for event in sorted(run.events, key=lambda each: each["m"]):
-        who = event["actor"]
+        who = event["actor"], event["inc"]
         if event["kind"] == "turn_began":
-            if who in begun:
-                found.append((begun[who], heard[who], who))
             begun[who] = event["m"]
         elif event["kind"] == "turn_ended":
-            found.append((begun.pop(who), event["m"], who))
+            found.append((begun.pop(who), event["m"], who[0]))
         heard[who] = event["m"]
-    return found + [(begin, heard[who], who) for who, begin in begun.items()]
+    return found + [(begin, heard[who], who[0]) for who, begin in begun.items()]
 
 
 def assert_one_side_at_a_time(run):
@@ -94,9 +92,9 @@ def test_a_rollout_that_does_not_sleep_is_ended(run_loop):
 def test_samples_in_flight_are_parked_and_go_on(run_loop, tiny_model):
     """An evaluation that outlasts the batch: its samples are put as they are, and lose no token."""
     run = run_loop(
-        run={**TURNS, "colocate_sleep_s": 0.4},
-        rollout={"scripted_token_s": 0.05, "max_new_tokens": 40, "max_in_flight": 40},
-        eval={"path": str(tiny_model.rows(4)), "every": 1, "samples_per_prompt": 4},
+        run={**TURNS, "colocate_sleep_s": 1.0},
+        rollout={"scripted_token_s": 0.03, "max_new_tokens": 40, "max_in_flight": 8},
+        eval={"path": str(tiny_model.rows(4)), "every": 1, "samples_per_prompt": 8},
     )
     assert_good(run)
     assert sum(each["parked"] for each in run.of("turn_ended") if "parked" in each)

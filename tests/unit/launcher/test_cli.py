@@ -240,6 +240,14 @@ def test_colocate_is_on_policy_on_the_same_gpus(relax, config):
     }
 
 
+def test_colocate_takes_turns():
+    flags, words = divided({"mode": "colocate", "model": "m", "partial_rollout": False})
+    assert load(None, ["data.path=d"], flags).run.colocate
+    assert words["--colocate"]
+    flags, _ = divided({"mode": "async_on_policy", "model": "m", "partial_rollout": False})
+    assert not load(None, ["data.path=d"], flags).run.colocate
+
+
 def test_partial_rollout_does_not_overrule_a_number(relax, config, tmp_path):
     common = ["plan", "--model", config.model.path, "--dataset", config.data.path]
     for overrides, tokens in (([], 256), (["rollout.chunk_tokens=64"], 64)):
