@@ -172,7 +172,9 @@ class WeightLoader:
 
     def _find_weights(self, *, need_all: bool) -> None:
         kind = self._model.config.get_text_config().model_type
-        self._weights = dict(file_names(kind, self._model.state_dict().items()))  # tied: under all their names
+        self._weights = dict(
+            file_names(kind, self._model.state_dict().items())
+        )  # tied: under all their names
         parameters = file_names(kind, self._model.named_parameters()) if need_all else ()
         self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
 

@@ -242,7 +242,9 @@ class Rollout(LendingActor):
         if begun:
             rows = write_rows(self._rows, begun, self._routes)
             pairs = zip(begun, rows, strict=True)
-            self._putting.send([sample_chunk(each, row, self._leases[each.request.key]) for each, row in pairs])
+            self._putting.send(
+                [sample_chunk(each, row, self._leases[each.request.key]) for each, row in pairs]
+            )
         for each in parked:
             del self._leases[each.request.key]
         return len(parked)

@@ -68,6 +68,9 @@ class TrainingTurn:
             if pid or name not in late:
                 reason = f"did not free its memory within {self._sleep_s:g} s"
                 self._context.events.emit(
-                    "turn_late", rollout=name, killed_pid=pid, reason=reason if pid else f"{reason}; it starts"
+                    "turn_late",
+                    rollout=name,
+                    killed_pid=pid,
+                    reason=reason if pid else f"{reason}; it starts",
                 )
             late.add(name)

@@ -507,6 +507,7 @@ def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(
 def test_an_engine_with_samples_or_without_a_memory_saver_does_not_sleep(play, engine):
     with pytest.raises(ValueError, match="no memory saver"):
         engine.sleep()
+    assert engine.version is None
     busy = play(memory_saver=True).engine
     busy.install(1, WEIGHTS)
     busy.submit([request(max_new=50)])

@@ -13,8 +13,10 @@ import pytest
 
 from launcher import cli
 from launcher.cli import main
+from launcher.cli_options import divided
 from launcher.fields import SECTIONS, wanted
 from launcher.runfolder import RunFolder
+from launcher.settings import load
 from relax_actor.errors import DatasetError
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"

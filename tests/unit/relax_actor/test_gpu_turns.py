@@ -56,9 +56,7 @@ def test_a_trainer_that_dies_in_its_turn_gives_it_back(tmp_path, rollouts):
 def test_a_server_that_outlives_its_rollout_keeps_the_gpu(tmp_path):
     first = RolloutTurn(tmp_path, "rollout/0")
     assert first.try_take()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, pass_fds=[first.fd]
-    ) as server:
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, pass_fds=[first.fd]) as server:
         os.close(first.fd)  # as by a death
         trainer = TrainerTurn(tmp_path)
         assert trainer.try_take() == ("rollout-0",)
