@@ -137,6 +137,7 @@ class WeightLoader:
 
     def __init__(self, model: Any, *, dummy_weights: bool) -> None:
         self._model = model
+        self._weights: dict[str, Tensor] = {}
         self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []  # of what is freed
         self._find_weights(need_all=dummy_weights)
 
@@ -160,7 +161,7 @@ class WeightLoader:
         self._shapes += [(each, each.shape) for each in self._model.parameters() if each.numel()]
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch's
             torch.cuda.empty_cache()  # to others, not only to this process
 
     def wake(self) -> None:
@@ -172,9 +173,7 @@ class WeightLoader:
 
     def _find_weights(self, *, need_all: bool) -> None:
         kind = self._model.config.get_text_config().model_type
-        self._weights = dict(
-            file_names(kind, self._model.state_dict().items())
-        )  # tied: under all their names
+        self._weights = dict(file_names(kind, self._model.state_dict().items()))  # tied ones under all names
         parameters = file_names(kind, self._model.named_parameters()) if need_all else ()
         self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
 

@@ -37,7 +37,7 @@ class RolloutTurn:
         return False
 
     def try_take(self) -> bool:
-        """Take the turn, unless somebody else has it or the trainer waits for it; return whether it is ours."""
+        """Take the turn, unless the trainer has it or waits for it; return whether it is ours."""
         if not self.is_mine and not self.is_wanted() and _try_lock(self.fd, fcntl.LOCK_EX):
             if self.is_wanted():  # since a moment ago; it may not have seen that the lock was free
                 _unlock(self.fd)

@@ -29,7 +29,7 @@ from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.rows import Arrival, rows_of
-from relax_actor.roles.sleeping import PATIENCE_FRAC, Sleeping, first_turn
+from relax_actor.roles.sleeping import Sleeping, first_turn, goes_on
 from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.storage import refs_of
 from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
@@ -76,8 +76,7 @@ class Rollout(LendingActor):
         self._routes = route_layout(config)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
-        patience_s = PATIENCE_FRAC * config.run.colocate_sleep_s
-        self._sleeping = Sleeping(self._turn, self._engine, self._weights, self.ctx, patience_s)
+        self._sleeping = Sleeping(self._turn, self._engine, self._weights, self.ctx, config)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
@@ -238,21 +237,11 @@ class Rollout(LendingActor):
         self._report_busy(idle=True)
         self._stop_asking()
         parked = self._engine.abort(list(self._engine.lengths()))
-        begun = [each for each in parked if len(each.tokens) and self._can_continue]
-        if begun:
-            rows = write_rows(self._rows, begun, self._routes)
-            pairs = zip(begun, rows, strict=True)
-            self._putting.send(
-                [sample_chunk(each, row, self._leases[each.request.key]) for each, row in pairs]
-            )
+        if goes_on(self._config):
+            self._hand_over_chunks([each for each in parked if len(each.tokens)])
         for each in parked:
             del self._leases[each.request.key]
         return len(parked)
-
-    @property
-    def _can_continue(self) -> bool:
-        """Whether a sample that goes on is the one that it would have been; see docs/concepts/sglang.md."""
-        return self._config.rollout.engine != "sglang" or not self._config.rollout.deterministic
 
     # -- samples --------------------------------------------------------------------------------
 
@@ -293,7 +282,9 @@ class Rollout(LendingActor):
 
     def _put_chunks(self) -> None:
         """Hand over what there is of long samples, so that nobody has to begin them again."""
-        unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
+        self._hand_over_chunks(self._engine.peek(self._chunks.due(self._engine.lengths())))
+
+    def _hand_over_chunks(self, unfinished: Sequence[Completion]) -> None:
         if not unfinished:
             return
         rows = write_rows(self._rows, unfinished, self._routes)

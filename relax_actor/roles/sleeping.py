@@ -30,6 +30,11 @@ def first_turn(config: Config, context: Context) -> RolloutTurn | None:
     return turn
 
 
+def goes_on(config: Config) -> bool:
+    """Whether a sample that is gone on with is the one it would have been; see docs/concepts/sglang.md."""
+    return config.rollout.engine != "sglang" or not config.rollout.deterministic
+
+
 class Sleeping:
     """Looks when to sleep, and when to wake.
 
@@ -38,7 +43,7 @@ class Sleeping:
         engine: sleeps.
         weights: of the engine.
         context: of the rollout.
-        patience_s: how long samples in flight may go on where the GPU is wanted.
+        config: the run's.
     """
 
     def __init__(
@@ -47,10 +52,11 @@ class Sleeping:
         engine: Engine,
         weights: Replica,
         context: Context,
-        patience_s: float,
+        config: Config,
     ) -> None:
         self._turn, self._engine, self._weights = turn, engine, weights
-        self._events, self._patience_s = context.events, patience_s
+        self._events = context.events
+        self._patience_s = PATIENCE_FRAC * config.run.colocate_sleep_s
         self._wanted_since: float | None = None
         if turn is not None:
             turn.be_ready()

@@ -59,9 +59,8 @@ class Trainer(Actor):
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
         space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
-        self._publishing = make_publishing(
-            self.ctx, space, config.dcs, CPU if config.run.colocate else device
-        )
+        source = CPU if config.run.colocate else device  # a turn on a GPU ends before its readers come
+        self._publishing = make_publishing(self.ctx, space, config.dcs, source)
         self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True

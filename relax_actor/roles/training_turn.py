@@ -63,14 +63,12 @@ class TrainingTurn:
             point("turn_given_up")
 
     def _end_late(self, turn: TrainerTurn, awake: tuple[str, ...], late: set[str]) -> None:
+        """Kill who could sleep and does not; tell once of those that cannot yet."""
         for name in awake:
             pid = 0 if name == TRAINER else turn.end(name)
             if pid or name not in late:
-                reason = f"did not free its memory within {self._sleep_s:g} s"
-                self._context.events.emit(
-                    "turn_late",
-                    rollout=name,
-                    killed_pid=pid,
-                    reason=reason if pid else f"{reason}; it starts",
+                reason = f"did not free its memory within {self._sleep_s:g} s" + (
+                    "" if pid else ": it starts"
                 )
+                self._context.events.emit("turn_late", rollout=name, killed_pid=pid, reason=reason)
             late.add(name)
