@@ -161,8 +161,6 @@ class WeightLoader:
         self._shapes += [(each, each.shape) for each in self._model.parameters() if each.numel()]
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call] # torch's
-            torch.cuda.empty_cache()  # to others, not only to this process
 
     def wake(self) -> None:
         """Take memory; what is in it means nothing."""

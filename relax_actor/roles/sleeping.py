@@ -1,5 +1,6 @@
 """How a rollout sleeps while the trainer has its GPU; see `gpu_turns` for what keeps them apart."""
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -95,6 +96,7 @@ class Sleeping:
         point("falling_asleep")
         since = time.monotonic()
         frees = self._engine.sleep()
+        _free_pool()
         self._weights.slept()
         self._events.emit(
             "turn_ended", sleep_s=round(time.monotonic() - since, 4), parked=parked, frees_memory=frees
@@ -111,3 +113,11 @@ class Sleeping:
         self._engine.wake()
         self._events.emit("turn_began", waited_s=0.0, wake_s=round(time.monotonic() - since, 4))
         return True
+
+
+def _free_pool() -> None:
+    """Give what torch keeps of a GPU in this process, such as buckets on their way to a server, to others."""
+    torch = sys.modules.get("torch")  # a process that has not imported it has none
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()
