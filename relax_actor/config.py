@@ -95,10 +95,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1
     """Engine `sglang` only, as all that follow: GPUs of one replica."""
-    update_mode: Literal["auto", "in_place", "abort"] = "auto"
+    update_mode: Literal["auto", "in_place", "retract", "abort"] = "auto"
     """What becomes of samples in flight when a policy version is installed: they stay in the server and go on
-    (`in_place`), or are cut off and sent again (`abort`); `auto` is `in_place` where the server can say which
-    version sampled which token."""
+    with the keys and values they have (`in_place`) or with new ones (`retract`, since SGLang 0.5.21), or are
+    cut off and sent again (`abort`); `auto` is `in_place` where the server can say which version sampled
+    which token."""
     mem_fraction: float = 0.0
     """Share of a GPU's memory for weights and cache; 0 is SGLang's own choice."""
     spares: int = 0
@@ -174,6 +175,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Whose log-probs the ratio divides by: the trainer's at the start of the step, or the rollout's."""
     frozen: tuple[str, ...] = ()
     """Regular expressions of parameter names that are not trained."""
+    deterministic: bool = False
+    """The same updates, bit for bit, on a GPU too: by torch's deterministic algorithms, which are slower."""
     threads: int = 1
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes one at the end only."""

@@ -26,6 +26,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from transport import leavings
 from transport.segment import (
     Segment,
     SegmentBusyError,
@@ -237,10 +238,15 @@ class ShmSpace:
         )
 
     def sweep(self, owner: str | None = None, incarnation: int | None = None) -> list[str]:
-        """Unlink everything that `names` returns, and return it."""
-        swept = self.names(owner, incarnation)
-        for name in swept:
-            self.unlink(name)
+        """Unlink everything that `names` returns, and return it.
+
+        A list of `leavings` goes with the files it names, and stays as long as somebody has one of them.
+        """
+        swept = []
+        for name in self.names(owner, incarnation):
+            if self._parsed(name).label != leavings.LABEL or leavings.remove(self.root / name):
+                self.unlink(name)
+                swept.append(name)
         return swept
 
     def free_bytes(self) -> int:

@@ -103,16 +103,21 @@ def same(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
             run={"steps": 8, "max_staleness": 0},
             rollout={"deterministic": ON_GPU, "update_mode": "abort"}
             | ({"max_new_tokens": 96} if ON_GPU else {}),
-            train={"learning_rate": 1e-5},
+            train={"learning_rate": 1e-5, "deterministic": True},
         )
         run.go(Killer(run, plan if ON_GPU else plan[:1], others=0, pause_s=0.0), to_the_end=True)
         samples.append(run.samples())
+        steps = [{str(group) for group in event["groups"]} for event in run.of("step")]
         runs.append(run.summary())
         args.save()
     calm, killed = samples
     found |= {
         "samples": len(calm),
         "same_samples": sum(killed.get(key) == text for key, text in calm.items()),
+        "same_samples_of_each_step": [
+            sum(killed.get(key) == text for key, text in calm.items() if key.partition("/")[0] in groups)
+            for groups in steps
+        ],
         "keys_are_the_same": calm.keys() == killed.keys(),
         "final_weights_are_the_same": runs[0]["weights_xxh3"] == runs[1]["weights_xxh3"],
     }

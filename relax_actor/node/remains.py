@@ -83,10 +83,19 @@ def _clear(folders: list[Path]) -> bool:
         for said in filter(None, map(_read, folders)):
             strays.kill_orphans(said.run_id)
             _close_groups(said)
-            ShmSpace(said.run_id, said.shm_root).sweep()
+            _sweep(ShmSpace(said.run_id, said.shm_root))
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
         return True
+
+
+def _sweep(space: ShmSpace) -> None:
+    """Remove a dead run's segments; what an orphan has open that was just killed goes a moment later."""
+    deadline_s = time.monotonic() + CLOSE_DEADLINE_S
+    space.sweep()
+    while space.names() and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+        space.sweep()
 
 
 def _close_groups(said: Claim) -> None:

@@ -27,6 +27,7 @@ from relax_actor.protocol import (
 )
 from relax_actor.roles.deciding import DecidingActor
 from relax_actor.roles.evals import EvalRounds
+from relax_actor.roles.leasing import Leasing
 from relax_actor.roles.queue_errors import HopelessRunError, StaleBatchError
 from relax_actor.roles.queue_news import QueueNews
 from relax_actor.roles.relief import Relief
@@ -61,6 +62,7 @@ class TransferQueue(DecidingActor):
         self._news = QueueNews(self.ctx.events, self._ledger)
         self._intake = Intake(self._space, self._ledger, self._memory)
         self._evals = EvalRounds(config, past)
+        self._leasing = Leasing(self._ledger, self._now, self.ctx.wake)
         self._opened = self._ledger.version is not None
         self._fenced: dict[str, int] = {}
         self._ticked = 0.0
@@ -102,7 +104,7 @@ class TransferQueue(DecidingActor):
         max_samples: int,
         wait_s: float,
     ) -> Leased:
-        """Lease prompts to a replica that has installed the newest policy version.
+        """Lease its share of the prompts to a replica that has installed the newest policy version.
 
         Returns at once, without prompts, when a newer version than `policy_version` is published. Leases
         that are not among `held` were lost on their way and are taken back.
@@ -113,17 +115,16 @@ class TransferQueue(DecidingActor):
             newest = self._ledger.version if self._opened else None
             if newest is None or self._is_gone(holder) or self._relief.must_wait:
                 return None
-            if policy_version is None or policy_version < newest:
-                return Leased(policy_version=newest)
-            prompts = self._ledger.lease_prompts(holder, policy_version, max_samples, self._now())
-            return Leased(prompts=tuple(prompts), policy_version=newest) if prompts else None
+            return self._leasing.leased(asker, newest)
 
-        return await self._until(look, wait_s) or Leased()
+        with self._leasing.asking(holder, policy_version, max_samples) as asker:
+            return await self._until(look, wait_s) or Leased()
 
     @endpoint(idempotent=True)
     def put_samples(self, holder: Holder, samples: list[SampleReady]) -> list[Put]:
         """Take finished samples; a duplicate or a late one is refused by name, never stored."""
         outcomes = self._intake.samples(samples, holder, self._now())
+        self._leasing.put(holder, len(samples))
         self._notify()
         self._news.say_refused(holder, "samples", outcomes)
         return outcomes
@@ -235,7 +236,7 @@ class TransferQueue(DecidingActor):
         now = self._now()
         for each in self._ledger.expire(now):
             self._news.say_expired(each)
-        if self._word.give():
+        if self._leasing.is_time(now) or self._word.give():
             self._notify()
         if self._word.is_given:
             self._word.is_given = False
@@ -248,13 +249,14 @@ class TransferQueue(DecidingActor):
             self._news.say_what_is_awaited(now)
         if not is_relieved:
             return 0.0
-        deadline = self._ledger.next_deadline()
-        return TICK_S if deadline is None else min(TICK_S, max(0.001, deadline - now))
+        deadlines = (self._ledger.next_deadline(), self._leasing.look_again_s)
+        return min([TICK_S, *(max(0.001, at - now) for at in deadlines if at is not None)])
 
     def on_peer_gone(self, name: str, incarnation: int, reason: str) -> None:  # noqa: ARG002 - the hook's signature
         """Take back what a dead incarnation held, at once."""
         self._fenced[name] = max(incarnation, self._fenced.get(name, 0))
         self._ledger.holder_gone(name, incarnation, self._now())
+        self._leasing.gone(name, incarnation)
         self._notify()
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature

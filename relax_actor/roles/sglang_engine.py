@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from relax_actor.actor import Context
@@ -11,13 +12,14 @@ from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.engine import SglangEngine
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
 from relax_actor.model_files import weight_names
 from relax_actor.node.names import file_stem
 from relax_actor.roles.engine_choice import model_config, route_layout
+from transport import leavings
 from transport.shm import ShmSpace
 
 GROUPS_OF_PATIENCE = 2
@@ -55,6 +57,7 @@ def make_sglang_engine(
             wake=context.wake,
             progress=context.progress,
             emit=context.events.emit,
+            remember=lambda files: _remember(context, files),
             gone=lambda what: _end_spare(context, what),
         ),
     )
@@ -91,6 +94,12 @@ def server_settings(
         keep_fds=keep_fds,
         quick_start=rollout.sglang_quick_start,
     )
+
+
+def _remember(context: Context, files: Iterable[Path]) -> None:
+    """Write down what has to go when this actor does, for whoever sweeps its segments then."""
+    space = ShmSpace(context.run_id, context.shm_root)
+    leavings.write_down(space.root / space.name(context.name, context.incarnation, leavings.LABEL), files)
 
 
 def _end_spare(context: Context, what: str) -> None:

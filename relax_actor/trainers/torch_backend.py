@@ -2,7 +2,7 @@
 
 One optimizer update is `begin_update`, any number of `accumulate`, `finish_update`. The model computes
 in its own dtype, gradients gather in float32. Nothing here is random, so the same calls give the same
-weights bit for bit, also across `save` and `load` (on a CPU, or with torch's deterministic algorithms).
+weights bit for bit, also across `save` and `load` (on a CPU, or with `train.deterministic`).
 
 A sequence that cannot move the weights, because its advantage is 0 and it feels no KL term, is not
 computed at all. An update of nothing else is skipped, and so is one whose gradient is not finite:
@@ -11,6 +11,7 @@ otherwise AdamW would still move the weights by its momentum, or ruin them.
 
 import copy
 import math
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,9 @@ class TorchBackend:
         starts_offloaded: bool = False,
     ) -> None:
         torch.set_num_threads(train.threads)
+        if train.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses to be so
+            torch.use_deterministic_algorithms(mode=True)
         self._train = train
         self._total_steps = total_steps
         self._folder = Path(model.path)

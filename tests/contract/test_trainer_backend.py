@@ -6,6 +6,7 @@ by token, and torch's own AdamW.
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -259,6 +260,24 @@ RECIPES = [
         id="everything on",
     ),
 ]
+
+
+@pytest.fixture
+def own_algorithms():
+    """Let torch choose its algorithms again afterwards."""
+    yield
+    torch.use_deterministic_algorithms(mode=False)
+
+
+@pytest.mark.usefixtures("own_algorithms")
+def test_deterministic_algorithms_are_asked_of_torch(tied, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    make(tied)
+    assert not torch.are_deterministic_algorithms_enabled()
+    backend = make(tied, msgspec.structs.replace(TRAIN, deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    update(backend, sequences(0))  # nothing that an update needs is refused
 
 
 @pytest.mark.parametrize(("dtype", "train"), RECIPES)

@@ -23,7 +23,7 @@ from relax_actor.engines.sglang.errors import (
     ServerHungError,
     StartError,
 )
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
 from relax_actor.engines.sglang.weights import Deadlines, MemoryTag, Updater, UpdateSettings

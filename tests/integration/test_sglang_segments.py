@@ -11,7 +11,7 @@ def test_files_of_sglangs_own_are_found_by_who_has_them_open():
     other = Path(f"/dev/shm/other_{os.getpid()}")  # noqa: S108 - the same
     try:
         with ours.open("wb"), other.open("wb"):
-            assert _segments(os.getpid()) == {str(ours)}
+            assert _segments(os.getpid()) == {ours}
         assert _segments(os.getpid()) == set()
     finally:
         ours.unlink()

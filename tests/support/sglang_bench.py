@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from relax_actor.engines.sglang.engine import SglangEngine
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings
@@ -21,11 +21,12 @@ class SglangBench:
     Args:
         python: the interpreter that runs SGLang.
         folder: for the servers' logs.
+        update_mode: of the engines.
         server: fields of `ServerSettings` that are to be others.
     """
 
-    def __init__(self, python: Path, folder: Path, **server: Any) -> None:
-        self._python, self._folder, self._server = python, folder, server
+    def __init__(self, python: Path, folder: Path, *, update_mode: str = "auto", **server: Any) -> None:
+        self._python, self._folder, self._update_mode, self._server = python, folder, update_mode, server
         self._engine: SglangEngine | None = None
         self.starts = 0
 
@@ -75,6 +76,7 @@ class SglangBench:
             lambda client, found: Updater(client, found, UpdateSettings(bucket_bytes=BUCKET_BYTES)),
             vocabulary=vocabulary,
             log=self._folder / f"server-{self.starts}.log",
+            update_mode=self._update_mode,
         )
 
 

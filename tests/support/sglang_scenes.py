@@ -16,7 +16,7 @@ import msgspec
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.engine import SglangEngine
-from relax_actor.engines.sglang.generation import GenerationSettings
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateRoute, UpdateSettings, WeightPlacement
 

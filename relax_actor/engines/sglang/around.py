@@ -1,7 +1,8 @@
 """What an engine with a server tells the actor around it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -16,4 +17,5 @@ class Surroundings:
     wake: Callable[[], None] = _nothing  # from any thread: there is something for `step`
     progress: Callable[[str], None] = _nothing  # how far it has come
     emit: Callable[..., None] = _nothing  # an event: its kind, and its fields
+    remember: Callable[[Iterable[Path]], None] = _nothing  # files that outlive a server that is killed
     gone: Callable[[str], None] = _nothing  # from any thread: a process of the server has ended

@@ -18,13 +18,14 @@ from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError, ServerGoneError
-from relax_actor.engines.sglang.generation import Generation, GenerationSettings
+from relax_actor.engines.sglang.generation import Generation
 from relax_actor.engines.sglang.health import Health, ask_for_a_token
+from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.server import START_S, Server
 from relax_actor.engines.sglang.settings import SPARE_TOKENS, ServerSettings
 from relax_actor.engines.sglang.states import EngineState, EngineTrigger, move
 from relax_actor.engines.sglang.updating import Collected, MakeUpdater, update_mode_of
-from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory
+from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory, UpdateMode
 from relax_actor.errors import RelaxError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 
@@ -45,7 +46,7 @@ class SglangEngine:
         vocabulary: how many tokens the model has.
         names: of its weights; SGLang passes over others in silence. None: not known.
         log: where the server's output goes.
-        update_mode: `auto`, or which of `in_place` and `abort`.
+        update_mode: `auto`, or which of `in_place`, `retract` and `abort`.
         health_s: how long no token may come before one is asked for; see `Health`.
         around: the actor.
 
@@ -75,14 +76,18 @@ class SglangEngine:
         self._has_died = threading.Event()
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
-        self._server = Server(server, log)
+        self._server = Server(server, log, remember=around.remember)
         self._client = Client(self._server.url)
         self._move(EngineTrigger.START)
         try:
             self.capabilities = self._start()
             self._mode = update_mode_of(update_mode, self.capabilities)
             self._generation = Generation(
-                self._client, generation, spans=self.capabilities.version_spans, on_ready=around.wake
+                self._client,
+                generation,
+                spans=self.capabilities.version_spans,
+                late_by_a_step=self._mode is not UpdateMode.RETRACT,
+                on_ready=around.wake,
             )
             self._health = Health(self._client, every_s=health_s, on_ready=around.wake)
             self._updater = make_updater(self._client, self.capabilities)
@@ -293,6 +298,7 @@ class SglangEngine:
         since = time.monotonic()
         # With weights that mean nothing; whatever compiles at the first token has been compiled then.
         ask_for_a_token(self._client, deadline_s=START_S).result()
+        self._server.look_for_segments()
         took = self._server.phases() | {"first_token": round(time.monotonic() - since, 2)}
         self._around.emit(
             "engine_started",
@@ -330,7 +336,7 @@ class SglangEngine:
         )
         self._move(EngineTrigger.WHOLE)
         self._version = self._lowest_version = version
-        replayed = self._generation.resume(version)
+        replayed, read = self._generation.resume(version), self._generation.prompts_read()
         self._health.ask_now()
         self._around.emit(
             "engine_updated",
@@ -345,6 +351,8 @@ class SglangEngine:
             in_flight=self.in_flight,
             aborted=collected.samples,
             replayed_tokens=replayed,
+            prompt_tokens=read.tokens,
+            cached_tokens=read.cached,
         )
 
     def _known(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":

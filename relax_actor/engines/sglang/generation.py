@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from relax_actor.engines.base import Completion
 from relax_actor.engines.errors import RequestError
-from relax_actor.engines.randomness import sample_seed
 from relax_actor.engines.running import RunningSample
 from relax_actor.engines.sglang.answers import (
     Answer,
@@ -29,6 +28,7 @@ from relax_actor.engines.sglang.answers import (
     unpack_routes,
 )
 from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError
+from relax_actor.engines.sglang.requests import Flight, GenerationSettings, request_body
 from relax_actor.engines.sglang.weights.borders import as_sampled
 from relax_actor.ids import PolicyVersion
 from relax_actor.protocol import FinishReason
@@ -42,9 +42,6 @@ ASK_AGAIN_S = 0.2
 
 PATIENCE = 3
 """How often a server may cut a request off without being asked to."""
-
-BIAS = -1e9
-"""What the logit of a token that must not be sampled is lowered by."""
 
 
 class Calls(Protocol):
@@ -65,27 +62,12 @@ class Calls(Protocol):
         ...
 
 
-class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests are made."""
+@dataclass(kw_only=True, slots=True)
+class PromptsRead:
+    """Tokens of prompts and prefixes, of requests that have come to an end."""
 
-    seed: int
-    deterministic: bool = False  # whether the server samples by a request's own seed
-    stream: bool = False  # whether requests are heard of before their end
-    expert_shape: tuple[int, int] | None = None  # layers and experts a token, where they are recorded
-    deadline_s: float = 3600.0  # of a request; whether the server lives is asked much sooner
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class Flight:
-    """A request at the server."""
-
-    sample: RunningSample
-    rid: str
-    begun: int  # how many tokens the sample had
-    submitted: PolicyVersion  # what was installed when it was sent
-    version: PolicyVersion  # of its newest token, as far as is known
-    future: "Future[Any]" = field(default_factory=Future)
-    is_unwanted: bool = False  # whether it was asked to be cut off
+    tokens: int = 0
+    cached: int = 0  # that were in the server's cache
 
 
 class Generation:
@@ -95,13 +77,22 @@ class Generation:
         client: of the server.
         settings: how requests are made.
         spans: whether the server says which weights sampled which token.
+        late_by_a_step: whether it counts the token that is under way at an update as the newer weights'.
         on_ready: called in the I/O thread when there is something to look at.
     """
 
     def __init__(
-        self, client: Calls, settings: GenerationSettings, *, spans: bool, on_ready: Callable[[], None]
+        self,
+        client: Calls,
+        settings: GenerationSettings,
+        *,
+        spans: bool,
+        late_by_a_step: bool = True,
+        on_ready: Callable[[], None],
     ) -> None:
-        self._client, self._settings, self._spans, self._on_ready = client, settings, spans, on_ready
+        self._client, self._settings, self._on_ready = client, settings, on_ready
+        self._spans, self._late_by_a_step = spans, late_by_a_step
+        self._read = PromptsRead()
         self._arrived: SimpleQueue[tuple[Flight, Any]] = SimpleQueue()
         self._flights: dict[Key, Flight] = {}
         self._waiting: dict[Key, RunningSample] = {}
@@ -135,7 +126,7 @@ class Generation:
                 version=version,
             )
             self._flights[key] = flight
-            self._begin(flight, self._body(flight))
+            self._begin(flight, request_body(flight, self._settings))
 
     def take(self, version: PolicyVersion) -> list[Completion]:
         """Look at what has come; return the finished samples, and send again what was cut off unasked.
@@ -196,6 +187,11 @@ class Generation:
         self.send(list(self._waiting.values()), version)
         return replayed
 
+    def prompts_read(self) -> PromptsRead:
+        """Return what the server has read of prompts and prefixes since this was asked last."""
+        read, self._read = self._read, PromptsRead()
+        return read
+
     # -- sending ----------------------------------------------------------------------------------
 
     def _begin(self, flight: Flight, body: dict[str, Any]) -> None:
@@ -207,39 +203,6 @@ class Generation:
         else:
             flight.future = self._client.start("/generate", body, deadline_s=deadline_s)
         flight.future.add_done_callback(lambda future: self._ended(flight, future))
-
-    def _body(self, flight: Flight) -> dict[str, Any]:
-        sample = flight.sample
-        body: dict[str, Any] = {
-            "input_ids": list(sample.text),
-            "rid": flight.rid,
-            "sampling_params": self._sampling(sample),
-            "return_logprob": True,
-            "logprob_start_len": -1,
-            "stream": self._settings.stream,
-            "extra_key": str(flight.submitted),  # what older weights have cached is never matched
-        }
-        if self._settings.expert_shape:
-            body["return_routed_experts"] = True
-        return body
-
-    def _sampling(self, sample: RunningSample) -> dict[str, Any]:
-        params, request = sample.request.params, sample.request
-        sampling: dict[str, Any] = {
-            "max_new_tokens": sample.budget_tokens - len(sample.tokens),
-            "temperature": params.temperature,
-            "top_p": max(params.top_p, 1e-6),  # which keeps the likeliest token, as 0 does for us
-            "top_k": params.top_k or -1,
-            "stop_token_ids": list(params.stop_token_ids),
-            "ignore_eos": not params.stop_token_ids,  # it would ignore those, too
-        }
-        if params.forbidden_token_ids:
-            sampling["logit_bias"] = {str(token): BIAS for token in params.forbidden_token_ids}
-        if self._settings.deterministic:
-            sampling["sampling_seed"] = sample_seed(
-                self._settings.seed, request.group_id, request.sample_index
-            )
-        return sampling
 
     # -- the I/O thread -----------------------------------------------------------------------------
 
@@ -285,6 +248,8 @@ class Generation:
             # What came first after an update may be older than the update: it is taken for that.
             flight.version = policy_version(answer.weight_version, key)
         if answer.finish is not None:
+            self._read.tokens += len(sample.request.prompt) + flight.begun
+            self._read.cached += answer.cached_tokens
             self._set_versions(flight, answer)
             self._keep_routes(flight, answer)
             del self._flights[key]
@@ -296,7 +261,9 @@ class Generation:
         sampled = len(sample.tokens) - flight.begun
         if self._spans and sampled:
             versions = token_versions(answer.spans, sampled, sample.request.key)
-            sample.versions[flight.begun :] = as_sampled(versions, flight.submitted)
+            if self._late_by_a_step:
+                versions = as_sampled(versions, flight.submitted)
+            sample.versions[flight.begun :] = versions
 
     def _keep_routes(self, flight: Flight, answer: Answer) -> None:
         shape, key = self._settings.expert_shape, flight.sample.request.key

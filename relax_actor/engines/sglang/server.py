@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,14 @@ from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.errors import DeadlineError, ServerError, ServerGoneError, StartError
 from relax_actor.engines.sglang.settings import Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.watch import Watch
+from transport import leavings
 
 START_S = 900.0
 """How long a server may take to come up: a cold machine compiles kernels and captures graphs."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - SGLang's folder
+SEGMENTS = ("sglang_", "sgl_shm_", "multi_tokenizer_args_", "sem.mp-", "psm_", "torch_", "nccl-", "cuda.shm.")
+"""How the names of what SGLang and its libraries make there begin; a user's model may lie there, too."""
 
 ANSWER_S = 5.0
 POLL_S = 0.1
@@ -49,9 +54,16 @@ class Server:
     Args:
         settings: how it is started.
         log: where its output goes.
+        remember: told, as soon as they are seen, the files that stay where all is killed at one moment.
     """
 
-    def __init__(self, settings: ServerSettings, log: Path) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        log: Path,
+        *,
+        remember: Callable[[Iterable[Path]], None] = lambda _: None,
+    ) -> None:
         self.log = log
         self._sockets = [_held_port(), _held_port()]
         http, nccl = (each.getsockname()[1] for each in self._sockets)
@@ -60,7 +72,8 @@ class Server:
         self._process = self._popen(settings, Ports(http=http, nccl=nccl))
         self._watch: Watch | None = None
         self._known = [self._process.pid]
-        self._segments: set[str] = set()
+        self._segments: set[Path] = set()
+        self._remember = remember
 
     @property
     def pid(self) -> int:
@@ -78,6 +91,7 @@ class Server:
             StartError: it ended, or took too long.
         """
         while not self._answers(client):
+            self.look_for_segments()
             waited_s = time.monotonic() - self._since
             if self._process.poll() is not None:
                 raise StartError(f"ended with {self._exit()}", self.last_word(), str(self.log))
@@ -98,8 +112,18 @@ class Server:
                 if title.startswith("sglang::"):
                     processes[child.pid] = f"SGLang's process {title.removeprefix('sglang::')}"
         self._known = list(processes)
-        self._segments = {name for pid in processes for name in _segments(pid)}
+        self.look_for_segments()
         self._watch = Watch(processes, lambda what: on_end(f"{what}; {self._last_words()}"))
+
+    def look_for_segments(self) -> None:
+        """Have written down, while this process lives, what is to be removed when it does not."""
+        pids = [self.pid]
+        with suppress(psutil.Error):
+            pids += [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        found = {path for pid in pids for path in _segments(pid)} - self._segments
+        if found:
+            self._segments |= found
+            self._remember(found)
 
     def phases(self) -> dict[str, float]:
         """Return how long each part of its start took, in seconds."""
@@ -114,14 +138,15 @@ class Server:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
+        self.look_for_segments()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_S)
         for held in self._sockets:
             held.close()
-        for segment in self._segments:  # SGLang leaves them where it is killed
-            Path(segment).unlink(missing_ok=True)
+        for segment in self._segments - _segments(os.getpid()):  # SGLang leaves them where it is killed
+            segment.unlink(missing_ok=True)
 
     def _popen(self, settings: ServerSettings, ports: Ports) -> "subprocess.Popen[bytes]":
         words = command(settings, ports)
@@ -168,13 +193,9 @@ def _held_port() -> socket.socket:
     return held
 
 
-def _segments(pid: int) -> set[str]:
+def _segments(pid: int) -> set[Path]:
     """Return the files of SGLang's own in shared memory that a process has open or mapped."""
-    found: set[str] = set()
-    with suppress(OSError):
-        found.update(line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-        found.update(str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir())
-    return {name for name in found if name.startswith("/dev/shm/sglang_")}  # noqa: S108 - its folder
+    return {path for path in leavings.held_by(pid, SHARED_MEMORY) if path.name.startswith(SEGMENTS)}
 
 
 def _title(process: Any) -> str:

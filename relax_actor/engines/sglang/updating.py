@@ -66,15 +66,18 @@ def update_mode_of(setting: str, found: Capabilities) -> UpdateMode:
     """Return how weights are replaced: in place where the server says which weights sampled which token.
 
     Args:
-        setting: `auto`, `in_place` or `abort`.
+        setting: `auto`, `in_place`, `retract` or `abort`.
         found: what the server can do.
 
     Raises:
-        EngineDownError: `in_place` of a server that does not say it.
+        EngineDownError: `in_place` of a server that does not say it, or `retract` of one that would keep
+            stale keys and values.
     """
     if setting == "auto":
         return UpdateMode.IN_PLACE if found.version_spans else UpdateMode.ABORT
+    version = ".".join(map(str, found.version))
     if setting == "in_place" and not found.version_spans:
-        version = ".".join(map(str, found.version))
         raise EngineDownError(f"SGLang {version} does not say which weights sampled a token; 0.5.19 does")
+    if setting == "retract" and not found.retract:
+        raise EngineDownError(f"SGLang {version} cannot flush its cache while it is paused; 0.5.21 can")
     return UpdateMode(setting)

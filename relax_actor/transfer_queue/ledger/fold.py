@@ -62,7 +62,8 @@ def _stream_ended(_: StreamEnded, state: LedgerState) -> None:
 @_apply.register
 def _prompt_leased(event: PromptLeased, state: LedgerState) -> None:
     group = state.groups[event.group_id]
-    group.holder = event.holder
+    group.holder = group.sampled_by = event.holder
+    group.sampled_at = event.version
     for index in event.rows:
         state.move(group, index, RowState.RUNNING, event.lease_id)
         chunk = group.rows[index].chunk

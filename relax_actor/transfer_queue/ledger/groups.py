@@ -69,6 +69,8 @@ class Group:
     rows: list[Row] = field(default_factory=list)
     counts: list[int] = field(default_factory=no_rows)  # rows by state
     holder: Holder | None = None  # the one rollout that samples it now
+    sampled_by: Holder | None = None  # the one that had it last, and has its prefix
+    sampled_at: PolicyVersion | None = None  # with this version
     attempts: int = 0  # prompt leases that ended without all samples
     until_s: float | None = None  # the deadline; None while no rollout has had it
     since_s: float = 0.0  # when the clock of the deadline was started

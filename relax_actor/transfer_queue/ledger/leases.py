@@ -38,6 +38,7 @@ class LeaseTable:
     next_id: LeaseId = _FIRST_ID
     batch: Lease | None = None  # there is one trainer, so one batch at a time
     _by_name: dict[str, set[LeaseId]] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
     _deadlines: list[tuple[float, LeaseId]] = field(default_factory=list, compare=False)
 
     def add(self, lease: Lease) -> None:
@@ -48,6 +49,8 @@ class LeaseTable:
         heapq.heappush(self._deadlines, (lease.until_s, lease.lease_id))
         if lease.kind is LeaseKind.BATCH:
             self.batch = lease
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] = self.running(lease.holder.name) + len(lease.rows)
 
     def extend(
         self, lease_id: LeaseId, group_ids: Iterable[GroupId], until_s: float, *, is_whole: bool
@@ -63,8 +66,11 @@ class LeaseTable:
         lease = self.leases.pop(lease_id)
         held = self._by_name[lease.holder.name]
         held.discard(lease_id)
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] -= len(lease.rows)
         if not held:
             del self._by_name[lease.holder.name]
+            self._running.pop(lease.holder.name, None)
         if lease.kind is LeaseKind.BATCH:
             self.batch = None
         return lease
@@ -73,8 +79,14 @@ class LeaseTable:
         """Take one row off a lease, which ends with its last row."""
         lease = self.leases[lease_id]
         lease.rows.discard(row)
+        if lease.kind is LeaseKind.PROMPT:
+            self._running[lease.holder.name] -= 1
         if not lease.rows:
             self.remove(lease_id)
+
+    def running(self, name: str) -> int:
+        """Return how many samples a rollout has on loan."""
+        return self._running.get(name, 0)
 
     def of(self, name: str) -> list[Lease]:
         """Return the leases of every incarnation of `name`, oldest first."""

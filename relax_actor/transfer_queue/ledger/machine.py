@@ -4,20 +4,11 @@ from collections.abc import Collection, Iterable
 from typing import Self
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
-from relax_actor.protocol import (
-    PromptGroup,
-    PromptLease,
-    Purpose,
-    RewardTask,
-)
+from relax_actor.protocol import PromptGroup, Purpose, RewardTask
 from relax_actor.transfer_queue.ledger.fold import apply
-from relax_actor.transfer_queue.ledger.groups import (
-    RowState,
-    eval_result,
-    reward_task,
-)
+from relax_actor.transfer_queue.ledger.groups import eval_result, reward_task
 from relax_actor.transfer_queue.ledger.leases import Lease
-from relax_actor.transfer_queue.ledger.taking import Taker
+from relax_actor.transfer_queue.ledger.lending import PromptLender
 from relax_actor.transfer_queue.records import (
     DroppedGroup,
     DropReason,
@@ -27,7 +18,6 @@ from relax_actor.transfer_queue.records import (
     Expired,
     GroupDropped,
     LeaseKind,
-    PromptLeased,
     Published,
     Refusal,
     RewardLeased,
@@ -39,7 +29,7 @@ from relax_actor.transfer_queue.records import (
 from relax_actor.transfer_queue.rules import LedgerConfig
 
 
-class Ledger(Taker):
+class Ledger(PromptLender):
     """Who has which samples of which prompt, and what became of them.
 
     Args:
@@ -107,24 +97,6 @@ class Ledger(Taker):
         self._tick(now)
         if not self._state.stream_ended:
             self._emit(StreamEnded())
-
-    # Rollouts
-
-    def lease_prompts(
-        self, holder: Holder, version: PolicyVersion, max_samples: int, now: float
-    ) -> list[PromptLease]:
-        """Lend samples to a rollout that has installed the newest policy version (I4).
-
-        Lowest groups first. A group is sampled by one rollout at a time; where `max_samples` ends within a
-        group, the rest stays reserved for the same rollout until it has put what it got.
-        """
-        if not self._admits(holder, now) or not self._is_newest(version):
-            return []
-        leases: list[PromptLease] = []
-        while max_samples > 0 and (group_id := self._state.index.next_waiting(holder)) is not None:
-            leases.append(self._lease_prompt(holder, group_id, version, max_samples))
-            max_samples -= len(leases[-1].missing)
-        return leases
 
     # Reward actors
 
@@ -230,32 +202,6 @@ class Ledger(Taker):
             origin=origin,
         )
         self._emit(GroupDropped(group=dropped))
-
-    def _lease_prompt(
-        self, holder: Holder, group_id: GroupId, version: PolicyVersion, max_samples: int
-    ) -> PromptLease:
-        group, lease_id = self._state.groups[group_id], self._state.leases.next_id
-        rows = tuple(group.indices(RowState.WAITING)[:max_samples])
-        self._emit(
-            PromptLeased(
-                lease_id=lease_id,
-                holder=holder,
-                group_id=group_id,
-                rows=rows,
-                version=version,
-                since_s=self._now_s,
-                until_s=self._now_s + self.config.prompt_lease_s,
-                group_until_s=self._now_s + self.config.sampling_deadline_s,
-            )
-        )
-        chunks = (group.rows[index].chunk for index in rows)
-        return PromptLease(
-            lease_id=lease_id,
-            group=group.prompt,
-            missing=rows,
-            policy_version=version,
-            chunks=tuple(chunk for chunk in chunks if chunk is not None),
-        )
 
 
 def _expired(lease: Lease) -> Expired:

@@ -1,7 +1,7 @@
 """A set whose smallest member is at hand: a heap that forgets lazily what was taken out."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound="int | tuple[int, int]")
@@ -47,3 +47,16 @@ class OrderedSet(Generic[K]):
         for member in found:
             self.add(member)
         return found
+
+    def ascending(self) -> Iterator[K]:
+        """Go through the members from the smallest on; nothing may change meanwhile."""
+        passed: list[K] = []
+        try:
+            while (member := self.first()) is not None:
+                heapq.heappop(self._heap)
+                if not passed or passed[-1] != member:  # the heap may have it twice
+                    passed.append(member)
+                    yield member
+        finally:
+            for member in passed:
+                heapq.heappush(self._heap, member)

@@ -151,10 +151,16 @@ class World(RuleBasedStateMachine):
         self.next_eval -= 1
         assert self.ledger.submit(prompt, self.now)
 
-    @rule(name=st.sampled_from(ROLLOUTS), slots=st.integers(1, 5), lag=st.sampled_from([0, 0, 0, 1]))
-    def a_rollout_takes_prompts(self, name, slots, lag):
+    @rule(
+        name=st.sampled_from(ROLLOUTS),
+        slots=st.integers(1, 5),
+        lag=st.sampled_from([0, 0, 0, 1]),
+        room_of_other=st.integers(0, 5),
+    )
+    def a_rollout_takes_prompts(self, name, slots, lag, room_of_other=0):
         holder = self.holder(name)
-        leases = self.ledger.lease_prompts(holder, self.version - lag, slots, self.now)
+        others = {self.holder(each): room_of_other for each in ROLLOUTS if each != name and room_of_other}
+        leases = self.ledger.lease_prompts(holder, self.version - lag, slots, self.now, others)
         assert not (lag and leases), "I4: only the newest version gets prompts"
         assert sum(len(lease.missing) for lease in leases) <= slots
         for lease in leases:

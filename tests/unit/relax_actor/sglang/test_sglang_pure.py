@@ -1,6 +1,7 @@
 """The engine `sglang` where it only thinks: states, command line, answers, what a server says of itself."""
 
 import base64
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from relax_actor.engines.sglang import states
 from relax_actor.engines.sglang.answers import Span, parse, policy_version, token_versions, unpack_routes
 from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import capabilities, version_of
+from relax_actor.engines.sglang.errors import EngineDownError
 from relax_actor.engines.sglang.settings import QUICK_START, Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.states import TABLE, EngineState, EngineTrigger, IllegalEngineMoveError
+from relax_actor.engines.sglang.updating import update_mode_of
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
 
@@ -140,6 +143,27 @@ def test_a_quick_start_keeps_compiled_modules_unless_the_user_says_otherwise():
 def test_what_a_server_can_do_follows_from_its_version(version, spans, sessions):
     found = capabilities({"version": version, "device": "cpu"})
     assert (found.version_spans, found.weight_sessions, found.retract) == (spans, sessions, sessions)
+
+
+@pytest.mark.parametrize(
+    ("version", "setting", "mode"),
+    [
+        ("0.5.17", "auto", "abort"),
+        ("0.5.17", "in_place", None),
+        ("0.5.19", "auto", "in_place"),
+        ("0.5.19", "retract", None),
+        ("0.5.21", "retract", "retract"),
+        ("0.5.23", "auto", "in_place"),
+        ("0.5.23", "abort", "abort"),
+    ],
+)
+def test_requests_cross_an_update_only_where_the_server_can_do_it(version, setting, mode):
+    found = capabilities({"version": version})
+    if mode is None:
+        with pytest.raises(EngineDownError, match=re.escape(version)):
+            update_mode_of(setting, found)
+    else:
+        assert update_mode_of(setting, found) == mode
 
 
 def test_what_a_server_can_do_follows_from_how_it_was_started():
