@@ -90,7 +90,7 @@ def test_a_rollout_that_does_not_sleep_is_ended(run_loop):
 
 
 def test_samples_in_flight_are_parked(run_loop):
-    """Of twice as many groups as a batch needs some are not done when it is: nobody waits for them for long."""
+    """Of twice as many groups as a batch needs some are not done when it is; they are not waited for."""
     run = run_loop(
         run={**TURNS, "colocate_sleep_s": 0.8},
         rollout={"scripted_token_s": 0.06, "max_new_tokens": 40, "max_in_flight": 16},
