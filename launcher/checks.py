@@ -20,6 +20,7 @@ from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from launcher.settings import is_no_path
 from launcher.sglang_checks import sglang_problems
+from launcher.turn_checks import turns
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
 from relax_actor.errors import ConfigError, DatasetError, UnsupportedRoutingError
@@ -139,6 +140,7 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
         yield ConfigError(where("train.warmup_steps"), fact)
     yield from _engine(config, where)
     yield from _streaming(config, where)
+    yield from turns(config, where)
     if config.eval.every and not config.eval.path:
         yield ConfigError(where("eval.every"), "needs eval.path", "give the held-out prompts, or every = 0")
 

@@ -216,10 +216,11 @@ def divided(values: dict[str, Any]) -> tuple[dict[str, str | None], dict[str, An
         Flags for `settings.read`, and words for `asking.ask`.
     """
     named = {f"--{name.replace('_', '-')}": value for name, value in values.items()}
-    if named["--mode"] == "colocate":  # the same GPUs in turns, so that nothing is sampled while training
+    if takes_turns := named["--mode"] == "colocate":  # on the same GPUs: nothing is sampled while training
         named |= {"--mode": "async_on_policy", "--colocate": True}
     named["--partial-rollout"] = "256" if named["--partial-rollout"] else None
     flags = {name: value for name, value in named.items() if name in CONFIGURING}
+    flags |= {"--mode colocate": "true"} if takes_turns else {}
     return flags, {name: value for name, value in named.items() if name not in CONFIGURING}
 
 

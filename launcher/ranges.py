@@ -31,6 +31,7 @@ RANGES: dict[str, Range] = {
     "run.steps": _ONE,
     "run.seed": _ZERO,
     "run.grace_s": _ABOVE,
+    "run.colocate_sleep_s": _ABOVE,
     "data.max_prompt_tokens": _ZERO,
     "rollout.replicas": _ONE,
     "rollout.min_replicas": _ONE,

@@ -41,6 +41,7 @@ FLAGS: dict[str, Name] = {
     "--run-dir": ("run", "dir"),
     "--grace": ("run", "grace_s"),
     "--partial-rollout": ("rollout", "chunk_tokens"),
+    "--mode colocate": ("run", "colocate"),
 }
 """Short ways to say the fields that most runs set."""
 

@@ -95,7 +95,7 @@ def tree(
                 spares=config.rollout.spares,
                 claims_devices=config.rollout.spares > 0,
                 elastic=_elastic(config),
-                start_timeout_s=SERVER_START_S if config.rollout.engine == "sglang" else 120.0,
+                start_timeout_s=_rollout_start_s(config),
             ),
         ),
     )
@@ -122,6 +122,12 @@ def tree(
         ),
     )
     return spec if placement is None else _settled(spec, placement)
+
+
+def _rollout_start_s(config: Config) -> float:
+    """Return how long a rollout may take to start, its wait for a turn on the GPU included."""
+    starts_s = SERVER_START_S if config.rollout.engine == "sglang" else 120.0
+    return starts_s + (config.train.lease_s if config.run.colocate else 0.0)
 
 
 def _elastic(config: Config) -> Elastic:

@@ -25,6 +25,10 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """`none`, `auto` (newest whole checkpoint of the run folder, if any), a step of it or a folder."""
     grace_s: float = 60.0
     """How long a stop may take before processes are killed."""
+    colocate: bool = False
+    """Trainer and rollouts of a host take turns in having GPU memory; needs `max_staleness` 0."""
+    colocate_sleep_s: float = 60.0
+    """How long a rollout may take to free its memory for the trainer, before it is killed."""
     user_path: str = ""
     """Folder of the user's own modules (rewards); goes to the END of sys.path of every actor."""
 

@@ -6,7 +6,9 @@ leased, submitted, first_token, finished, chunk_written, chunk_sent, tensors_wri
 that travel parcel_sent (by the producer), part_taken (by the dock, which awaits more of the parcel),
 parcel_written and parcel_docked (by the dock, without and with a name), rows_given (read for another host,
 not sent);
-rewarding, reward_sent, batch_leased, trained, publish_bucket, publish_manifest, publish_latest, acknowledged,
+falling_asleep, asleep and waking (a rollout that takes turns on a GPU);
+rewarding, reward_sent, batch_leased, turn_taken, trained, offloaded, turn_given_up (when rollouts may wake),
+publish_bucket, publish_manifest, publish_latest, acknowledged,
 verify_bucket,
 install_bucket, install_copied (all is in place and nothing read back), policy_lent (a part, by the lender);
 in stores stage_chunk (is on its way to a GPU), relay_offer, relay_chunk (which LOSE fills with zeros),

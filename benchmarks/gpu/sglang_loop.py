@@ -6,7 +6,7 @@
 our actor are killed in turn, three times each, while samples are under way. `spare`: one replica, and a
 server that waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three
 kills are those of a run without. `experts`: a mixture of experts with and without routing replay (R3).
-`--shape tiny` plays it on a CPU.
+`colocate`: trainer and server take turns on one GPU. `--shape tiny` plays it on a CPU.
 """
 
 import argparse
@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "suppo
 
 import msgspec  # noqa: E402
 import psutil  # noqa: E402
+import sglang_turns  # noqa: E402
 import torch  # noqa: E402
 from common import commit, machine, spread  # noqa: E402
 from sglang_scenes import model_folder, server_options  # noqa: E402
@@ -426,6 +427,7 @@ PARTS: dict[str, Callable[[Path, argparse.Namespace, dict[str, Any]], None]] = {
     "spare": spare,
     "same": same,
     "experts": experts,
+    "colocate": lambda *args: sglang_turns.measure(sys.modules[__name__], *args),
 }
 
 

@@ -111,6 +111,12 @@ class Replica:
         elif newest is not None and self._is_newer(newest):
             self._follow(newest)
 
+    def slept(self) -> None:
+        """Learn that the engine has no weights any more; `refresh` installs some when it is awake again."""
+        self._waits_since = self._lost_since = None
+        self._retry_at = 0.0
+        self._move(WeightsTrigger.ASLEEP)
+
     # -- with weights ---------------------------------------------------------------------------
 
     def _follow(self, newest: PolicyVersion) -> None:
@@ -165,8 +171,8 @@ class Replica:
         if self.can_sample:
             return
         self._retry_at = self._clock.monotonic() + RETRY_S
-        # One that has samples in flight cannot go on with them; one that is new has nothing to lose.
-        if self._floor is not None or now - self._lost_since >= PATIENCE_S:
+        # One that has samples in flight cannot go on with them; one that is empty has nothing to lose.
+        if self._state is not WeightsState.EMPTY or now - self._lost_since >= PATIENCE_S:
             self._move(WeightsTrigger.NO_ROUTE)
             raise failures[0]
 

@@ -24,6 +24,7 @@ class WeightsTrigger(StrEnum):
     BROKEN = "broken"  # the source failed half way, or what was read back differs
     NEWER = "newer"  # a newer version is there, and may not be installed yet
     NO_ROUTE = "no_route"
+    ASLEEP = "asleep"  # the engine has given their memory to somebody else
 
 
 class IllegalWeightsMoveError(RelaxError):
@@ -47,6 +48,10 @@ TABLE: dict[tuple[WeightsState, WeightsTrigger], WeightsState] = {
     (WeightsState.INSTALLING, WeightsTrigger.WHOLE): WeightsState.SERVING,
     (WeightsState.INSTALLING, WeightsTrigger.BROKEN): WeightsState.TORN,
     (WeightsState.TORN, WeightsTrigger.COPY): WeightsState.INSTALLING,
+    **{
+        (state, WeightsTrigger.ASLEEP): WeightsState.EMPTY
+        for state in (WeightsState.EMPTY, WeightsState.SERVING, WeightsState.WAITING, WeightsState.TORN)
+    },
     (WeightsState.EMPTY, WeightsTrigger.NO_ROUTE): WeightsState.FAILED,
     (WeightsState.TORN, WeightsTrigger.NO_ROUTE): WeightsState.FAILED,
 }

@@ -200,6 +200,27 @@ class Engine(Protocol):
         """End what runs beside this process. Idempotent."""
         ...
 
+    def sleep(self) -> bool:
+        """Give the memory of weights and cache to somebody else; there is no version then.
+
+        Between this and `wake` nothing but `check` and `close` is asked of the engine.
+
+        Returns:
+            Whether memory was freed; an engine that has none that matters only rests.
+
+        Raises:
+            ValueError: requests are in flight; nothing has changed.
+        """
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back. The weights are undefined: an install has to follow, of any version.
+
+        Raises:
+            Exception: there is none. The engine is of no use any more.
+        """
+        ...
+
     def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:
         """Return how many response tokens, the prefix included, every request in flight has."""
         ...

@@ -55,6 +55,10 @@ class Batching(Protocol):
         """Forget what later prompts would share; running samples keep their keys and values."""
         ...
 
+    def drop_cache(self) -> None:
+        """Free all keys and values, of which no running sample has any."""
+        ...
+
 
 class TogetherBatching:
     """All samples in one batch; prompts that begin alike share the prefill of their common prefix.
@@ -97,6 +101,10 @@ class TogetherBatching:
     def weights_changed(self) -> None:
         """Forget the shared prefix."""
         self._prefix = ()
+
+    def drop_cache(self) -> None:
+        """Free the cache of all rows."""
+        self._cache.drop()
 
     def _decode(self) -> Tensor:
         """Feed every sample's last token."""
@@ -185,6 +193,9 @@ class AloneBatching:
 
     def weights_changed(self) -> None:
         """Nothing is kept for later prompts."""
+
+    def drop_cache(self) -> None:
+        """Caches have gone with their samples."""
 
     def _prefill(
         self, prompt: Prompt, samples: Sequence[RunningSample]

@@ -107,6 +107,14 @@ class Decoder:
         """Show weights by name; raises `KeyError` for one the model does not have."""
         return self._loader.read(names)
 
+    def sleep(self) -> None:
+        """Free the memory of the weights, whose names and shapes stay."""
+        self._loader.sleep()
+
+    def wake(self) -> None:
+        """Take memory for the weights, all of which the next load has to bring."""
+        self._loader.wake()
+
     def _route_slots(self, rows: int, capacity_tokens: int) -> RouteSlots:
         if self._layout is None:
             raise RuntimeError("experts are not recorded")
@@ -128,10 +136,10 @@ class WeightLoader:
     """
 
     def __init__(self, model: Any, *, dummy_weights: bool) -> None:
-        kind = model.config.get_text_config().model_type
-        self._weights = dict(file_names(kind, model.state_dict().items()))  # tied ones under all their names
-        parameters = file_names(kind, model.named_parameters()) if dummy_weights else ()
-        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
+        self._model = model
+        self._weights: dict[str, Tensor] = {}
+        self._shapes: list[tuple[torch.nn.Parameter, torch.Size]] = []  # of what is freed
+        self._find_weights(need_all=dummy_weights)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy weights in place; raises as `Decoder.load`."""
@@ -146,6 +154,26 @@ class WeightLoader:
         if self._unset:
             missing = ", ".join(f"`{name}`" for name in list(self._unset.values())[:3])
             raise KeyError(f"{len(self._unset)} weights have never been installed, among them {missing}")
+
+    def sleep(self) -> None:
+        """Free the weights' memory."""
+        self._weights = {}
+        self._shapes += [(each, each.shape) for each in self._model.parameters() if each.numel()]
+        for parameter, _ in self._shapes:
+            parameter.data = parameter.data.new_empty(0)
+
+    def wake(self) -> None:
+        """Take memory; what is in it means nothing."""
+        for parameter, shape in self._shapes:
+            parameter.data = parameter.data.new_empty(shape)
+        self._shapes = []
+        self._find_weights(need_all=True)
+
+    def _find_weights(self, *, need_all: bool) -> None:
+        kind = self._model.config.get_text_config().model_type
+        self._weights = dict(file_names(kind, self._model.state_dict().items()))  # tied ones under all names
+        parameters = file_names(kind, self._model.named_parameters()) if need_all else ()
+        self._unset = {tensor.data_ptr(): name for name, tensor in parameters}  # tied ones once
 
     def read(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Show weights by name, without a copy.

@@ -86,6 +86,11 @@ class SlotCache:
         if self.routes is not None and source.routes is not None:
             self.routes.copy(source.routes, origin, here, length)
 
+    def drop(self) -> None:
+        """Free what is kept of sequences; memory is taken again when there are some."""
+        for layer in self.layers:
+            layer.drop()
+
     def _reserve(self, length: int) -> None:
         if length > self.capacity_tokens:
             capacity = _aligned(max(length, 2 * self.capacity_tokens))
@@ -147,6 +152,12 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # transforme
             keys, values = self.keys, self.values
             self.lazy_initialization(keys, values)
             self.keys[:, :, :old], self.values[:, :, :old] = keys, values
+
+    def drop(self) -> None:
+        """Free keys and values."""
+        if self.is_initialized:
+            del self.keys, self.values
+            self.is_initialized = False
 
     def get_seq_length(self) -> int:
         """Return the length attended over, in tokens."""

@@ -122,6 +122,21 @@ class ScriptedEngine(Lockstep):
         self.weights_digest = digest.hexdigest()
         self._version = self._lowest_version = version
 
+    def sleep(self) -> bool:
+        """Forget the weights.
+
+        Raises:
+            ValueError: requests are in flight.
+        """
+        if self.in_flight:
+            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        self._version = None
+        self._weights.clear()
+        return False
+
+    def wake(self) -> None:
+        """Wait for an install."""
+
     def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":
         """Show installed weights by name.
 

@@ -33,6 +33,14 @@ class Network(Protocol):
         """Show weights by name."""
         ...
 
+    def sleep(self) -> None:
+        """Free the memory of the weights."""
+        ...
+
+    def wake(self) -> None:
+        """Take memory for weights, all of which the next load has to bring."""
+        ...
+
 
 class BatchingEngine(Lockstep):
     """The `Engine` but for the network: versions, requests, sampling.
@@ -96,6 +104,24 @@ class BatchingEngine(Lockstep):
     def invalidate(self) -> None:
         """Take the installed weights for torn, as after an install that failed."""
         self._version = None
+
+    def sleep(self) -> bool:
+        """Free weights and cache.
+
+        Raises:
+            ValueError: requests are in flight.
+        """
+        if self.in_flight:
+            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        self._version = None
+        self._batching.weights_changed()
+        self._batching.drop_cache()
+        self._decoder.sleep()
+        return True
+
+    def wake(self) -> None:
+        """Take memory for the weights; caches grow by themselves."""
+        self._decoder.wake()
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Take requests, all or none; they start at the next `step`.

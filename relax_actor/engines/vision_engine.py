@@ -90,6 +90,14 @@ class VisionNetwork:
         """Show weights by name; raises `KeyError` for one the model does not have."""
         return self._loader.read(names)
 
+    def sleep(self) -> None:
+        """Free the memory of the weights."""
+        self._loader.sleep()
+
+    def wake(self) -> None:
+        """Take memory for the weights, all of which the next load has to bring."""
+        self._loader.wake()
+
     def check_images(self, request: Request) -> None:
         """Refuse a prompt whose placeholders are not those of its images.
 
@@ -145,3 +153,6 @@ class RecomputingBatching:
 
     def weights_changed(self) -> None:
         """Nothing is kept from step to step."""
+
+    def drop_cache(self) -> None:
+        """There is none."""

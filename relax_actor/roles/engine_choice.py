@@ -25,9 +25,16 @@ def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval:
 
 
 def make_rollout_engine(
-    config: Config, stop_token_ids: tuple[int, ...], context: Context
+    config: Config, stop_token_ids: tuple[int, ...], context: Context, keep_fds: tuple[int, ...] = ()
 ) -> tuple[Engine, str]:
-    """Make a rollout's engine where its replica belongs; return torch's name of the device, too."""
+    """Make a rollout's engine where its replica belongs; return torch's name of the device, too.
+
+    Args:
+        config: the run's.
+        stop_token_ids: what ends a sample.
+        context: of the rollout.
+        keep_fds: descriptors that a server inherits.
+    """
     rollout, gpus = config.rollout, host_gpus()
     if rollout.engine != "sglang":
         device = rollout_device(rollout.device, context.replica, gpus)
@@ -35,11 +42,11 @@ def make_rollout_engine(
     from relax_actor.roles.sglang_engine import make_sglang_engine  # noqa: PLC0415 - only where it is used
 
     groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
-    fds: tuple[int, ...] = ()
+    fds = keep_fds
     if rollout.spares and rollout.device in {AUTO, "cuda"} and groups != [(CPU,)]:  # else one GPU is for all
         # Spares begin at the other end, so that replicas find their own.
         taken = claim(context.run_dir / "gpus", groups, first=-1 if context.is_spare else context.replica)
-        devices, fds = taken.devices, (taken.fd,)
+        devices, fds = taken.devices, (*keep_fds, taken.fd)
     else:
         devices = groups[context.replica % len(groups)]
     _make_current(devices[0])

@@ -29,6 +29,7 @@ from relax_actor.roles.lending import ActorPeers, LendingActor
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.rows import Arrival, rows_of
+from relax_actor.roles.sleeping import Sleeping, first_turn, goes_on
 from relax_actor.roles.staging import gpu_sources
 from relax_actor.transfer_queue.storage import refs_of
 from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
@@ -56,7 +57,9 @@ class Rollout(LendingActor):
         hosts: LoopHosts = LoopHosts(),  # noqa: B008 - frozen
     ) -> None:
         self._config, self._stop_token_ids, self._hosts = config, stop_token_ids, hosts
-        self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx)
+        self._turn = first_turn(config, self.ctx)
+        keep_fds = () if self._turn is None else (self._turn.fd,)
+        self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx, keep_fds)
         self._busy_since: float | None = None
         self._is_active = False  # whether this incarnation has ever had a whole version
         if not self.ctx.is_spare:
@@ -73,6 +76,7 @@ class Rollout(LendingActor):
         self._routes = route_layout(config)
         self.lender = Lender(self._engine)
         self._weights = self._replica(ShmSpace(self.ctx.run_id, self.ctx.shm_root))
+        self._sleeping = Sleeping(self._turn, self._engine, self._weights, self.ctx, config)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
         self._asking: Reply[Leased] | None = None
@@ -84,15 +88,21 @@ class Rollout(LendingActor):
     def step(self) -> float | None:
         """Install what is newer, take prompts, decode one token of every sample in flight."""
         self._engine.check()
-        self._refresh_weights()
-        self._take_prompts()
+        is_awake = self._sleeping.is_awake(self._park)
+        if is_awake:
+            self._refresh_weights()
+            if not self._sleeping.is_wanted:
+                self._take_prompts()
         self._stop_unwanted(self._putting.settle())
         if self._is_leaving and self._has_nothing:
             self.ctx.finish()
             return None
+        if not is_awake:
+            return self._sleeping.look_s
         if not self._engine.in_flight or not self._weights.can_sample or self._rows.is_crowded:
             self._report_busy(idle=True)
-            return LOOK_S if self._weights.is_behind else self._engine.idle_s
+            waits_s = LOOK_S if self._weights.is_behind else self._engine.idle_s
+            return min((s for s in (waits_s, self._sleeping.look_s) if s is not None), default=None)
         self._busy_since = self._busy_since or time.time()
         finished = self._engine.step()
         point("first_token")
@@ -105,8 +115,7 @@ class Rollout(LendingActor):
     def on_drain(self) -> None:
         """Take no prompts any more, and finish the samples in flight; see `step`."""
         self._is_leaving = True
-        if self._asking is not None and self._asking.cancel():  # the queue gives what came of it to others
-            self._asking = None
+        self._stop_asking()
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
         """Report the last stretch of work."""
@@ -219,6 +228,21 @@ class Rollout(LendingActor):
         keys = [(lease.group.group_id, index) for index in lease.missing]
         self._engine.abort([key for key in keys if self._leases.pop(key, None) is not None])
 
+    def _stop_asking(self) -> None:
+        if self._asking is not None and self._asking.cancel():  # the queue gives what came of it to others
+            self._asking = None
+
+    def _park(self) -> int:
+        """Give up what is in flight, before a sleep: it is leased anew and goes on from its tokens."""
+        self._report_busy(idle=True)
+        self._stop_asking()
+        parked = self._engine.abort(list(self._engine.lengths()))
+        if goes_on(self._config):
+            self._hand_over_chunks([each for each in parked if len(each.tokens)])
+        for each in parked:
+            del self._leases[each.request.key]
+        return len(parked)
+
     # -- samples --------------------------------------------------------------------------------
 
     def _put(self, completions: list[Completion]) -> None:
@@ -258,7 +282,9 @@ class Rollout(LendingActor):
 
     def _put_chunks(self) -> None:
         """Hand over what there is of long samples, so that nobody has to begin them again."""
-        unfinished = self._engine.peek(self._chunks.due(self._engine.lengths()))
+        self._hand_over_chunks(self._engine.peek(self._chunks.due(self._engine.lengths())))
+
+    def _hand_over_chunks(self, unfinished: Sequence[Completion]) -> None:
         if not unfinished:
             return
         rows = write_rows(self._rows, unfinished, self._routes)

@@ -86,6 +86,7 @@ def server_settings(
         tp=rollout.tensor_parallel,
         mem_fraction=rollout.mem_fraction,
         deterministic=rollout.deterministic,
+        memory_saver=config.run.colocate and bool(visible_names(devices)),
         routed_experts=config.train.use_r3,
         stream_tokens=rollout.chunk_tokens,
         args=rollout.sglang_args,

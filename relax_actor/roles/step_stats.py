@@ -16,6 +16,7 @@ class StepStats:
     def __init__(self) -> None:
         self._started = time.monotonic()
         self._waited_s = 0.0
+        self._turn_s: dict[str, float] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -27,6 +28,10 @@ class StepStats:
     def waited(self, seconds: float) -> None:
         """Take a time in which the trainer had nothing to train on."""
         self._waited_s += seconds
+
+    def turn(self, **seconds: float) -> None:
+        """Take how long a part of a turn on the GPU took."""
+        self._turn_s |= {name: round(each, 4) for name, each in seconds.items()}
 
     def add(self, part: MicrobatchStats) -> None:
         """Take the sums of one micro-batch."""
@@ -65,7 +70,7 @@ class StepStats:
             skipped: why the whole step was skipped.
         """
         tokens = self._tokens
-        train_s = time.monotonic() - self._started - self._waited_s
+        train_s = time.monotonic() - self._started - self._waited_s - sum(self._turn_s.values())
         return {
             "loss": self._loss / max(1, len(self._updates)),
             "grad_norm": max((update.grad_norm for update in self._updates), default=0.0),
@@ -77,6 +82,7 @@ class StepStats:
             "tokens_per_s": tokens / train_s if train_s > 0 else 0.0,
             "wait_s": self._waited_s,
             "train_s": train_s,
+            **self._turn_s,
             "skipped": skipped or "; ".join(update.skipped for update in self._updates if update.skipped),
         }
 

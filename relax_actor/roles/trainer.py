@@ -31,6 +31,7 @@ from relax_actor.roles.queue import TransferQueue
 from relax_actor.roles.queue_errors import HopelessRunError
 from relax_actor.roles.step_stats import Alarm, StepStats
 from relax_actor.roles.trainer_past import TrainerPast
+from relax_actor.roles.training_turn import TrainingTurn
 from relax_actor.roles.updates import make_updates
 from relax_actor.trainers.base import TrainerBackend, TrainSequence
 from relax_actor.transfer_queue.memory import spill_space
@@ -53,6 +54,7 @@ class Trainer(Actor):
         self._config = config
         device = trainer_device(config.train.device, host_gpus())
         self._backend = make_backend(config, device)
+        self._turn = TrainingTurn(config, self._backend, self.ctx)
         rows = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
         self._reader = RowReader(rows, spill_space(self.ctx.run_id, self.ctx.run_dir))
         self._queue = self.ctx.ref("queue", TransferQueue)
@@ -62,7 +64,8 @@ class Trainer(Actor):
         start = self._past.load(resume)
         self._step, self._trained = start.step, start.trained
         space = ShmSpace(self.ctx.run_id, self.ctx.shm_root)
-        self._publishing = make_publishing(self.ctx, space, config.dcs, device)
+        source = CPU if config.run.colocate else device  # a turn on a GPU ends before its readers come
+        self._publishing = make_publishing(self.ctx, space, config.dcs, source)
         self._version = self._past.next_version(PolicyReceiver(space).latest())
         self._saved_step = self._step
         self._is_between_steps = True
@@ -121,6 +124,7 @@ class Trainer(Actor):
         while self._step < self._config.run.steps:
             stats = StepStats()
             batch = yield from self._train(stats)
+            self._turn.offload(stats)
             if batch is None:
                 break  # the dataset's prompts were dropped to the last: nothing left to train on
             if batch.samples:
@@ -129,6 +133,7 @@ class Trainer(Actor):
             if batch.samples:
                 with self.ctx.events.span("publish", version=self._version):
                     self._publish()
+            self._turn.end()
             yield from self._acknowledge(batch)
             self._say_step(batch, stats)
             if self._is_checkpoint_due():
@@ -155,6 +160,7 @@ class Trainer(Actor):
                 self._updates.restart()
             samples += part.samples
             if samples:
+                yield from self._turn.begin(stats)
                 sequences = self._sequences(part)
                 with self.ctx.events.span("train", step=self._step, samples=len(sequences)):
                     yield from self._updates.train(sequences, stats, is_whole=part.is_whole)
@@ -297,4 +303,5 @@ def make_backend(config: Config, device: str = CPU) -> TrainerBackend:
         temperature=config.rollout.temperature,
         total_steps=config.run.steps,
         device=device,
+        starts_offloaded=config.run.colocate,
     )

@@ -89,6 +89,14 @@ class TrainerBackend(Protocol):
         """Yield every parameter under its Hugging Face name, in the rollout's dtype, always in one order."""
         ...
 
+    def offload(self) -> None:
+        """Free the GPU's memory, between two updates; weights can be read and saved from where they are."""
+        ...
+
+    def onload(self) -> None:
+        """Take it back."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and schedule into an existing, empty folder."""
         ...

@@ -33,6 +33,7 @@ from relax_actor.rl.schedule import learning_rate_frac
 from relax_actor.trainers.base import MicrobatchStats, TrainSequence, UpdateStats
 from relax_actor.trainers.replay import RouteReplay
 from relax_actor.trainers.torch_files import read_checkpoint, write_checkpoint
+from relax_actor.trainers.torch_offload import Offload
 from relax_actor.trainers.torch_optimizer import MasterOptimizer
 from relax_actor.trainers.torch_policy import Batch, Scores, TorchPolicy
 from relax_actor.trainers.vision_policy import Policy, load_policy
@@ -95,6 +96,7 @@ class TorchBackend:
         total_steps: steps of the whole run, each of `train.updates_per_batch` updates; the end of
             the schedule.
         device: `cpu`, `cuda` or `cuda:0`.
+        starts_offloaded: begin in host memory, whatever the device, until `onload`.
 
     Raises:
         UnsupportedModelError: the model's log-probs would be wrong.
@@ -111,6 +113,7 @@ class TorchBackend:
         temperature: float = 1.0,
         total_steps: int,
         device: str = "cpu",
+        starts_offloaded: bool = False,
     ) -> None:
         torch.set_num_threads(train.threads)
         if train.deterministic:
@@ -120,13 +123,17 @@ class TorchBackend:
         self._total_steps = total_steps
         self._folder = Path(model.path)
         self._policy = load_policy(
-            self._folder, dtype=getattr(torch, model.dtype), device=device, temperature=temperature
+            self._folder,
+            dtype=getattr(torch, model.dtype),
+            device="cpu" if starts_offloaded else device,
+            temperature=temperature,
         )
         self._model = self._policy.model
         trained = _freeze(self._model, train.frozen)
         self._reference = _frozen_copy(self._policy, temperature) if train.kl_coef else None
         self._replay = _start_replay(self._policy, self._folder, train) if train.use_r3 else None
         self._optimizer = MasterOptimizer(trained, train)
+        self._offload = Offload(self._tensors, device, is_offloaded=starts_offloaded)
         self._updates_done = 0
         self._update: _Update | None = None
 
@@ -206,6 +213,22 @@ class TorchBackend:
         kind = self._model.config.get_text_config().model_type
         for name, parameter in file_names(kind, self._model.named_parameters()):
             yield name, parameter.detach()
+
+    def offload(self) -> None:
+        """Move weights and optimizer to host memory, and forget gradients; see the protocol."""
+        self._optimizer.clear()
+        self._offload.offload()
+
+    def onload(self) -> None:
+        """Move them to the device; see the protocol."""
+        self._offload.onload()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        models = [self._model] if self._reference is None else [self._model, self._reference.model]
+        for model in models:
+            yield from model.parameters()
+            yield from model.buffers()
+        yield from self._optimizer.tensors()
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer and schedule into an existing, empty folder.

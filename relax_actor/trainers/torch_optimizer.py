@@ -4,7 +4,7 @@ At the learning rates of reinforcement learning most updates are smaller than th
 numbers: without masters they would round away.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,12 @@ class MasterOptimizer:
             for kind, value in self._adamw.state.get(master, {}).items():
                 state[f"{kind}/{name}"] = value
         return state
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield masters and moments, the live ones."""
+        for master in self._masters.values():
+            yield master
+            yield from (value for value in self._adamw.state.get(master, {}).values())
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -1068,3 +1068,43 @@ def test_layers_that_keep_a_recurrent_state_are_refused(tmp_path):
     Qwen3Config(**TINY, layer_types=layers).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="chunked_attention"):
         TransformersEngine(tmp_path, seed=0, slots=2, dtype="float32")
+
+
+# Sleep
+
+
+def test_an_engine_that_slept_samples_as_before_once_it_has_weights_again(engine, kind, policies):
+    before = run(engine, ragged())
+    engine.sleep()
+    assert engine.version is None
+    engine.check()
+    engine.wake()
+    assert engine.version is None, "what is in its memory means nothing"
+    with pytest.raises(EngineNotReadyError):
+        engine.submit([request()])
+    engine.install(0, policies[0].weights())  # the same version again: its trainer has died
+    assert engine.version == 0
+    after = run(engine, ragged())
+    if KINDS[kind].repeatable:
+        assert tokens_of(after) == tokens_of(before)
+    else:
+        assert after.keys() == before.keys()
+
+
+def test_an_engine_with_samples_in_flight_does_not_sleep(engine, long):
+    engine.submit([request(max_new=long)])
+    with pytest.raises(ValueError, match="in flight cannot sleep"):
+        engine.sleep()
+    assert engine.version == 0
+    drain(engine)
+
+
+@only(lockstep=True)
+def test_asleep_an_engine_of_this_process_holds_no_weights(build, kind):
+    engine = build(kind)
+    if KINDS[kind].is_real:
+        assert engine.sleep()
+        network = engine._decoder
+        assert sum(each.numel() for each in network._loader._model.parameters()) == 0
+    else:
+        assert not engine.sleep(), "it has none that matter"

@@ -504,9 +504,17 @@ def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(
     assert drain(engine)[0, 0].versions.tolist() == [2] * 8
 
 
-def test_an_engine_with_samples_or_without_a_memory_saver_does_not_sleep(play, engine):
-    with pytest.raises(ValueError, match="no memory saver"):
-        engine.sleep()
+def test_without_a_memory_saver_an_engine_on_a_cpu_rests_and_says_so(engine):
+    engine.install(1, WEIGHTS)
+    assert not engine.sleep()
+    assert (engine.state, engine.version) == (EngineState.ASLEEP, None)
+    engine.wake()
+    engine.install(1, WEIGHTS)
+    engine.submit([request()])
+    assert drain(engine)[0, 0].versions.tolist() == [1] * 8
+
+
+def test_an_engine_with_samples_does_not_sleep(play):
     busy = play(memory_saver=True).engine
     busy.install(1, WEIGHTS)
     busy.submit([request(max_new=50)])

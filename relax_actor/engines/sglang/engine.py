@@ -171,21 +171,32 @@ class SglangEngine:
         self._check_up()
         self._move(EngineTrigger.INVALID)
 
-    def sleep(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> None:
+    def sleep(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> bool:
         """Give GPU memory to somebody else; there is no version until `wake` and the next install.
+
+        A server on a CPU, where there is no memory saver, keeps its memory and only rests.
 
         Args:
             tags: which memory; what stays, stays with the server.
+
+        Returns:
+            Whether memory was freed.
 
         Raises:
             ValueError: requests are in flight, or the server has no memory saver; nothing has changed.
             SglangUpdateError: it failed. The engine is down.
         """
         self._check_up()
+        if self.in_flight:
+            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        frees = self.capabilities.memory_saver or self.capabilities.device != "cpu"
         with self._failing():
-            self._memory.release(tags, in_flight=self.in_flight)
+            self._health.settle()
+            if frees:
+                self._memory.release(tags, in_flight=0)
         if self._state is not EngineState.ASLEEP:
             self._move(EngineTrigger.SLEEP)
+        return frees
 
     def wake(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> None:
         """Take memory back. The weights are undefined, so an install has to follow.

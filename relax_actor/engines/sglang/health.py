@@ -56,6 +56,15 @@ class Health:
         """Have the next `look` ask for a token, as after an update."""
         self._alive_at = -self._every_s
 
+    def settle(self) -> None:
+        """Wait for the token that was asked for: a server that is asked for memory must be idle.
+
+        Raises:
+            ServerHungError, ServerGoneError, ServerError: as `look`.
+        """
+        if self._asked is not None:
+            self._judge(self._asked)
+
     def look(self, progress: int) -> bool:
         """Ask, or judge the answer; return whether there was a sign of life since the last look.
 

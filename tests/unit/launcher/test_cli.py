@@ -13,8 +13,10 @@ import pytest
 
 from launcher import cli
 from launcher.cli import main
+from launcher.cli_options import divided
 from launcher.fields import SECTIONS, wanted
 from launcher.runfolder import RunFolder
+from launcher.settings import load
 from relax_actor.errors import DatasetError
 
 DOCS = Path(__file__).parents[3] / "docs" / "reference"
@@ -238,6 +240,14 @@ def test_colocate_is_on_policy_on_the_same_gpus(relax, config):
         "rollout/1": ["1"],
         "trainer": ["0"],
     }
+
+
+def test_colocate_takes_turns():
+    flags, words = divided({"mode": "colocate", "model": "m", "partial_rollout": False})
+    assert load(None, ["data.path=d"], flags).run.colocate
+    assert words["--colocate"]
+    flags, _ = divided({"mode": "async_on_policy", "model": "m", "partial_rollout": False})
+    assert not load(None, ["data.path=d"], flags).run.colocate
 
 
 def test_partial_rollout_does_not_overrule_a_number(relax, config, tmp_path):

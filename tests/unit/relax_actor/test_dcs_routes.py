@@ -197,6 +197,7 @@ def test_torn_weights_are_never_sampled_and_only_a_whole_install_ends_that():
     assert ways_out == {
         WeightsTrigger.COPY: WeightsState.INSTALLING,
         WeightsTrigger.NO_ROUTE: WeightsState.FAILED,
+        WeightsTrigger.ASLEEP: WeightsState.EMPTY,
     }
     into_sampling = {
         (state, trigger) for (state, trigger), after in TABLE.items() if after is WeightsState.SERVING
