@@ -3,9 +3,7 @@
 import secrets
 import time
 from collections import Counter
-from contextlib import suppress
 
-import psutil
 import pytest
 from loop_hosts import loop_hosts
 from loop_run import (
@@ -120,33 +118,26 @@ def test_rewards_may_be_scored_on_another_host(run_loop):
 
 
 class LoseHost:
-    """Kills the node agent of a host once a number of steps are done, and those that follow it.
+    """Kills the node agent of a host once two steps are done.
 
     Args:
-        host: its name, which its processes bear in their environment.
-        after_steps: when.
-        agents: how many are killed before one may stay.
+        hosts: which there are.
+        name: of the one to lose.
+        for_good: whether nothing starts there any more.
     """
 
-    def __init__(self, host, after_steps=2, agents=1):
-        self._mark, self._after_steps, self._left = host, after_steps, agents
-        self._killed = set()
+    def __init__(self, hosts, name, *, for_good=False):
+        self._hosts, self._name, self._for_good = hosts, name, for_good
+        self._is_due = True
 
     def __call__(self, folder):
         steps = [event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "step"]
-        for agent in self._agents() if self._left and len(steps) >= self._after_steps else ():
-            self._killed.add(agent.pid)
-            self._left -= 1
+        if self._is_due and len(steps) >= 2:
+            self._is_due = False
+            if self._for_good:
+                self._hosts.lose(self._name)
+            (agent,) = self._hosts.agents(self._name)
             agent.kill()
-
-    def _agents(self):
-        """Return the agents: a keeper, which has the same command line, is the parent of one."""
-        for process in psutil.process_iter(["ppid"]):
-            with suppress(psutil.Error):
-                is_here = process.environ().get("RELAX_ACTOR_TEST_HOST") == self._mark
-                is_agent = is_node(process) and is_node(psutil.Process(process.info["ppid"]))
-                if is_here and is_agent and process.pid not in self._killed:
-                    yield process
 
 
 class UntilActiveAgain:
@@ -165,10 +156,6 @@ class UntilActiveAgain:
             self._control.stop("SIGTERM")
 
 
-def is_node(process):
-    return "relax_actor.node" in process.cmdline()
-
-
 def hosts_of(run, actor):
     """Return the hosts that the incarnations of an actor were spawned on."""
     return [event["site"] for event in run.of("child_spawned", child=actor)]
@@ -180,8 +167,8 @@ def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
         run = run_loop(
             run={"steps": 12},
             rollout=SLOW_TOKENS,
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(hosts.rollouts_on("b", "c"), lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(hosts.rollouts_on("b", "c")),
         )
         assert_nothing_was_lost(run, hosts)
     assert set(hosts_of(run, "rollout/0")) == {"b", "c"}
@@ -195,9 +182,9 @@ def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(r
         run = run_loop(
             run={"steps": 1000},
             rollout={**SLOW_TOKENS, "min_replicas": 1},
-            on_tick=UntilActiveAgain("rollout/0", LoseHost("b"), control),
+            on_tick=UntilActiveAgain("rollout/0", LoseHost(hosts, "b"), control),
             control=control,
-            **hosts.settings(placement, lease=QUICK_TERMS),
+            **hosts.settings(placement),
         )
         assert run.outcome.exit_code == 143, run.log
         assert len(run.trained) == len(set(run.trained))
@@ -216,8 +203,8 @@ def test_a_spare_place_is_taken_by_one_replica(run_loop):
         run = run_loop(
             run={"steps": 12},
             rollout=SLOW_TOKENS,
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(placement, lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(placement),
         )
         assert_nothing_was_lost(run, hosts)
     assert hosts_of(run, "rollout/0") == ["b", "d"]
@@ -228,8 +215,8 @@ def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
         run = run_loop(
             run={"steps": 1000},
             rollout={**SLOW_TOKENS, "min_replicas": 2},
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",))),
         )
         hosts.assert_nothing_is_left(run)
     assert run.outcome.exit_code == 4
