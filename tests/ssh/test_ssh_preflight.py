@@ -175,4 +175,4 @@ def test_the_command_says_it_all_and_leaves_with_3(servers, pair, python, tmp_pa
     assert done.stdout.splitlines()[0].startswith("preflight of 3 hosts, ")
     assert "FAIL  ssh" in done.stdout
     assert "  ok    network" in done.stdout
-    assert "found 1 failure on 127.0.0.99" in done.stderr
+    assert "found 1 failure on 127.0.0.99" in done.stderr, done.stdout
