@@ -170,7 +170,10 @@ def test_the_command_says_it_all_and_leaves_with_3(servers, pair, python, tmp_pa
         *("--remote-python", str(python), "--identity", str(servers.key)),
         *(f"--ssh-opt={option}" for option in servers.options().options),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    here = {**os.environ, "PYTHONPATH": str(ssh_hosts.ROOT)}  # the code that `python` runs on the hosts
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60, env=here
+    )
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[0].startswith("preflight of 3 hosts, ")
     assert "FAIL  ssh" in done.stdout

@@ -1,7 +1,9 @@
 """What the tests of a real tree wait for and look at."""
 
+import os
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
@@ -23,6 +25,22 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+def ended_at(*pids: int, timeout_s: float = 20.0) -> float:
+    """Return when the last of these processes had ended, even if nobody reaps it: CLOCK_MONOTONIC seconds.
+
+    Raises:
+        AssertionError: one of them did not in time.
+    """
+    deadline, left = time.monotonic() + timeout_s, {os.pidfd_open(pid) for pid in pids}
+    while left:
+        ended = wait(left, max(0.0, deadline - time.monotonic()))
+        assert ended, f"{len(left)} of {pids} did not end in time"
+        for pidfd in map(int, ended):
+            left.discard(pidfd)
+            os.close(pidfd)
+    return time.monotonic()
 
 
 def events_of(tree: Supervisor, kind: str) -> list[Event]:
