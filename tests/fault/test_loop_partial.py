@@ -44,7 +44,7 @@ def test_a_sample_goes_on_from_its_last_chunk_wherever_its_rollout_dies(run_loop
         *kills("rollout/0", "chunk_written", "chunk_sent", ("chunk_written", 3), ("chunk_sent", 4)),
         *kills("rollout/1", ("chunk_sent", 2), ("chunk_written", 4), ("first_token", 7), ("ready_sent", 2)),
     ]
-    run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW)
+    run = run_loop.until_killed(plan, rollout=SLOW)
 
     assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
     assert_kept_its_promises(run)
@@ -61,7 +61,7 @@ def test_chunks_survive_the_queue_wherever_it_dies(run_loop):
         *kills("queue", ("queue_decided", 9), ("queue_committed", 14), ("queue_answered", 9)),
         *kills("rollout/0", ("chunk_sent", 5)),
     ]
-    run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW)
+    run = run_loop.until_killed(plan, rollout=SLOW)
 
     assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
     assert_kept_its_promises(run)

@@ -3,7 +3,6 @@
 import os
 import signal
 
-import psutil
 import pytest
 from loop_run import (
     assert_active_at_the_end,
@@ -11,6 +10,8 @@ from loop_run import (
     assert_trained_in_order,
     assert_trainer_went_on,
     kills,
+    standstill,
+    stopped_trainer,
 )
 
 from relax_actor.faults import Action, Fault
@@ -22,9 +23,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 VICTIM = "rollout/0"
 
 
-STEPS_BEFORE = 2
-STANDSTILL = Fault(actor="trainer", point="batch_leased", nth=STEPS_BEFORE + 1, action=Action.STOP)
-"""Where the trainer stops: what its steps led to is published and saved, and it writes nothing just now."""
+STANDSTILL = standstill(2)
 
 
 class StoppedTrainer:
@@ -38,7 +37,7 @@ class StoppedTrainer:
     def __init__(self, *, sweep=False, lives=2):
         self._sweep, self._lives = sweep, lives
         self.stopped_at = self.continued_at = 0.0
-        self._trainer = 0
+        self._trainer = None
 
     def __call__(self, folder):
         events, _ = read_events(folder / "events.jsonl")
@@ -48,15 +47,13 @@ class StoppedTrainer:
             back = [each for each in events if each["kind"] == "child_active" and each["child"] == VICTIM]
             if back and back[-1]["incarnation"] >= self._lives:
                 self.continued_at = back[-1]["m"]
-                os.kill(self._trainer, signal.SIGCONT)
+                self._trainer.resume()
 
     def _kill_when_stopped(self, events):
+        self._trainer = stopped_trainer(events)
+        if self._trainer is None:
+            return
         spawned = {event["child"]: event for event in events if event["kind"] == "child_spawned"}
-        if "trainer" not in spawned:
-            return
-        self._trainer = spawned["trainer"]["pid"]
-        if psutil.Process(self._trainer).status() != psutil.STATUS_STOPPED:
-            return
         self.stopped_at = max(event["m"] for event in events)
         if self._sweep:
             space = ShmSpace(next(event["run_id"] for event in events if "run_id" in event))

@@ -5,7 +5,9 @@ import itertools
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +15,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 from safetensors.numpy import load_file
 
 from relax_actor import app, faults
@@ -27,7 +30,7 @@ from relax_actor.config import (
     RunConfig,
     TrainConfig,
 )
-from relax_actor.faults import Fault
+from relax_actor.faults import Action, Fault
 from relax_actor.protocol import SampleReady
 from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import Event, read_events
@@ -41,6 +44,9 @@ SUPPORT = Path(__file__).parent
 QUICK = Backoff(base_s=0.02, cap_s=0.1)
 DEADLINE_S = 100.0
 GROUPS_PER_STEP = 4
+ENDLESS_STEPS = 1000
+"""Of a run that is stopped when it has seen what it is for."""
+
 PARK_S = 19.0
 """A trainer that waits for so long was forgotten: its request ends after 20 s and finds what was there."""
 
@@ -96,9 +102,15 @@ class LoopRun:
         return sorted(group for event in self.history for group in event["groups"])
 
     @property
+    def steps(self) -> int:
+        """How many steps led to the final weights: all that were wanted, unless the run was to be stopped."""
+        wanted = self.config.run.steps
+        return len(self.history) if wanted == ENDLESS_STEPS else wanted
+
+    @property
     def killed(self) -> list[str]:
         """Who died of SIGKILL, in order."""
-        return [event["child"] for event in self.of("child_exited") if "SIGKILL" in event["reason"]]
+        return [event["child"] for event in self.events if is_kill(event)]
 
     @property
     def log(self) -> str:
@@ -188,6 +200,68 @@ class LoopRunner:
         start = next(index for index, event in enumerate(events) if event.get("run_id") == run_id)
         return LoopRun(config=config, folder=folder, run_id=run_id, outcome=outcome, events=events[start:])
 
+    def until_killed(self, plan: Sequence[Fault], **options: Any) -> LoopRun:
+        """Run for as long as it takes to carry out a plan of kills, however slow restarts are.
+
+        Args:
+            plan: of the kills.
+            options: as for a run; no number of steps.
+        """
+        control = app.RunControl()
+        options["run"] = {**options.get("run", {}), "steps": ENDLESS_STEPS}
+        return self(plan=plan, control=control, on_tick=UntilKilled(plan, control), **options)
+
+
+class UntilKilled:
+    """Stops a run two steps after so many of its actors were killed, and its rollouts are back.
+
+    Args:
+        plan: of the kills.
+        control: of the run.
+    """
+
+    def __init__(self, plan: Sequence[Fault], control: app.RunControl) -> None:
+        self._planned, self._control = Counter(fault.actor for fault in plan), control
+        self._until_step: int | None = None
+
+    def __call__(self, folder: Path) -> None:
+        """Look at the run's events."""
+        events, _ = read_events(folder / "events.jsonl")
+        steps = sum(event["kind"] == "step" for event in events)
+        if self._until_step is None and self._is_carried_out(events):
+            self._until_step = steps + 2
+        if self._until_step is not None and steps >= self._until_step:
+            self._control.stop("SIGTERM")
+
+    def _is_carried_out(self, events: Sequence[Event]) -> bool:
+        killed = Counter(event["child"] for event in events if is_kill(event))
+        newest: dict[str, dict[str, int]] = {"child_exited": {}, "child_active": {}}
+        for event in events:
+            if event["kind"] in newest:
+                newest[event["kind"]][event["child"]] = event["incarnation"]
+        gone, active = newest.values()
+        rollouts = [name for name in self._planned if name.startswith("rollout")]
+        return self._planned <= killed and all(active.get(name, 0) > gone[name] for name in rollouts)
+
+
+def is_kill(event: Event) -> bool:
+    """Whether an actor died of SIGKILL."""
+    return event["kind"] == "child_exited" and "SIGKILL" in event["reason"]
+
+
+def standstill(steps: int) -> Fault:
+    """Plan that the trainer stops: these steps are published and saved, and it writes nothing just now."""
+    return Fault(actor="trainer", point="batch_leased", nth=steps + 1, action=Action.STOP)
+
+
+def stopped_trainer(events: Sequence[Event]) -> psutil.Process | None:
+    """Return the trainer once it stands still."""
+    pids = [each["pid"] for each in events if each["kind"] == "child_spawned" and each["child"] == "trainer"]
+    with suppress(psutil.NoSuchProcess):
+        trainer = psutil.Process(pids[-1]) if pids else None
+        return trainer if trainer and trainer.status() == psutil.STATUS_STOPPED else None
+    return None
+
 
 def kills(actor: str, *points: str | tuple[str, int]) -> list[Fault]:
     """Plan that the first incarnation dies at the first point, the second at the second, and so on."""
@@ -205,8 +279,8 @@ def assert_kept_its_promises(run: LoopRun, *, waits: bool = True) -> None:
         run: that has ended.
         waits: whether nobody had a reason to wait for as long as a forgotten trainer does.
     """
-    assert run.outcome.exit_code == 0, run.log
-    steps, staleness = run.config.run.steps, run.config.run.max_staleness
+    assert run.outcome.exit_code == (143 if run.config.run.steps == ENDLESS_STEPS else 0), run.log
+    steps, staleness = run.steps, run.config.run.max_staleness
     assert [event["step"] for event in run.history] == list(range(1, steps + 1))
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))  # I2
@@ -221,14 +295,13 @@ def assert_kept_its_promises(run: LoopRun, *, waits: bool = True) -> None:
 
 def assert_trained_in_order(run: LoopRun) -> None:
     """Check that exactly the first prompts of the stream are trained, each once."""
-    assert run.trained == list(range(run.config.run.steps * GROUPS_PER_STEP)), run.log
+    assert run.trained == list(range(run.steps * GROUPS_PER_STEP)), run.log
 
 
-def assert_trainer_went_on(run: LoopRun, steps: int | None = None) -> None:
+def assert_trainer_went_on(run: LoopRun) -> None:
     """Check that the trainer was neither restarted nor made to repeat a step (I5)."""
     assert len({event["pid"] for event in run.of("step")}) == 1
-    expected = run.config.run.steps if steps is None else steps
-    assert [event["step"] for event in run.of("step")] == list(range(1, expected + 1))
+    assert [event["step"] for event in run.of("step")] == list(range(1, run.steps + 1))
 
 
 def assert_versions_never_go_back(run: LoopRun) -> None:
