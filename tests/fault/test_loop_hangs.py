@@ -37,7 +37,7 @@ def test_another_rollout_does_the_work_of_one_that_hangs(run_loop, point):
     run = run_loop(
         plan=[Fault(actor="rollout/0", point=point, nth=2, action=Action.STOP)],
         run={"steps": 8},
-        rollout={"lease_s": 0.8, "scripted_token_s": 0.03},
+        rollout={"lease_s": 3.0, "scripted_token_s": 0.03},
         on_tick=waker,
     )
     assert waker.woken, run.log
@@ -56,7 +56,7 @@ def test_a_reward_actor_that_hangs_keeps_nobody_waiting(run_loop):
     run = run_loop(
         plan=[Fault(actor="reward/0", point="rewarding", nth=3, action=Action.STOP)],
         run={"steps": 6},
-        reward={"replicas": 2, "lease_s": 0.8},
+        reward={"replicas": 2, "lease_s": 3.0},
         on_tick=waker,
     )
     assert_kept_its_promises(run)

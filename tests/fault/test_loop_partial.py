@@ -1,7 +1,14 @@
 """A rollout's long samples go on elsewhere from their last chunk, wherever it dies."""
 
 import pytest
-from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on, kills
+from loop_run import (
+    Rendezvous,
+    assert_kept_its_promises,
+    assert_trained_in_order,
+    assert_trainer_went_on,
+    kills,
+    standstill,
+)
 
 from relax_actor.protocol import FinishReason
 from relax_actor.transfer_queue.records import (
@@ -78,7 +85,8 @@ def test_going_on_elsewhere_leaves_no_trace_in_the_weights(run_loop, rollout):
     synchronous = {"run": {"max_staleness": 0, "mode": "async_on_policy", "steps": 6}}
     quiet = run_loop(**synchronous, rollout=rollout | {"chunk_tokens": 0})
     plan = [*kills("rollout/0", ("chunk_sent", 4)), *kills("rollout/1", ("chunk_sent", 3), ("chunk_sent", 2))]
-    run = run_loop(plan=plan, **synchronous, rollout=rollout)
+    stops = [standstill(steps) for steps in (1, 2, 3)]  # or one rollout may do it all while the other starts
+    run = run_loop(plan=plan + stops, on_tick=Rendezvous(), **synchronous, rollout=rollout)
 
     assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
     assert_kept_its_promises(run)

@@ -235,13 +235,36 @@ class UntilKilled:
 
     def _is_carried_out(self, events: Sequence[Event]) -> bool:
         killed = Counter(event["child"] for event in events if is_kill(event))
-        newest: dict[str, dict[str, int]] = {"child_exited": {}, "child_active": {}}
-        for event in events:
-            if event["kind"] in newest:
-                newest[event["kind"]][event["child"]] = event["incarnation"]
-        gone, active = newest.values()
         rollouts = [name for name in self._planned if name.startswith("rollout")]
-        return self._planned <= killed and all(active.get(name, 0) > gone[name] for name in rollouts)
+        return self._planned <= killed and are_active(rollouts, events)
+
+
+class Rendezvous:
+    """Lets a trainer that stands still go on once all rollouts are there, also those that were killed.
+
+    Args:
+        rollouts: how many.
+    """
+
+    def __init__(self, rollouts: int = 2) -> None:
+        self._names = [f"rollout/{n}" for n in range(rollouts)]
+
+    def __call__(self, folder: Path) -> None:
+        """Look at the run's events."""
+        events, _ = read_events(folder / "events.jsonl")
+        trainer = stopped_trainer(events)
+        if trainer is not None and are_active(self._names, events):
+            trainer.resume()
+
+
+def are_active(rollouts: Sequence[str], events: Sequence[Event]) -> bool:
+    """Whether all of them sample, as far as is known."""
+    newest: dict[str, dict[str, int]] = {"child_exited": {}, "child_active": {}}
+    for event in events:
+        if event["kind"] in newest:
+            newest[event["kind"]][event["child"]] = event["incarnation"]
+    gone, active = newest.values()
+    return all(active.get(name, 0) > gone.get(name, 0) for name in rollouts)
 
 
 def is_kill(event: Event) -> bool:
