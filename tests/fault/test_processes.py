@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from dying_actors import Fleeting, Mortal
-from watching import QUICK, events_of, eventually
+from watching import QUICK, ended_after, events_of, eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
@@ -245,7 +245,7 @@ PIPED = """
 
 def test_the_death_pipe_breaks_with_its_one_writer_whoever_else_was_forked():
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PIPED)], stdout=subprocess.PIPE)
-    with parent:
+    with ended_after(parent):
         child = int(parent.stdout.readline().split()[1])
         family = psutil.Process(child).children()
         parent.kill()

@@ -1,8 +1,10 @@
 """What the tests of a real tree wait for and look at."""
 
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -25,6 +27,16 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+
+
+@contextmanager
+def ended_after(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill a process when the block is left, also by a failure, so that nobody waits for it."""
+    with process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def ended_at(*pids: int, timeout_s: float = 20.0) -> float:
