@@ -5,7 +5,7 @@ function below for each role, whose actor is in `roles/`; `run` says how a run g
 one another is in `protocol`. Each part is somewhere else:
 
 - `homes` and `devices`: on which host each actor is, and on which GPUs
-- `preloading`: what their processes have imported when they are forked
+- `zygote_imports`: what their processes have imported when they are forked
 - `supervision/`: who starts, watches and restarts them
 - `outcome`: how a run is watched and ended, by itself or from outside
 """
@@ -25,13 +25,13 @@ from relax_actor.homes import LoopHosts
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
-from relax_actor.preloading import zygotes
 from relax_actor.roles import verdict
 from relax_actor.supervision.hosts import Host
 from relax_actor.supervision.spec import Backoff, ChildSpec, Elastic, Intensity, RestartType, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
 from relax_actor.transfer_queue.memory import remove_spilled
+from relax_actor.zygote_imports import zygotes
 
 __all__ = ["Outcome", "OverHosts", "RunControl", "run", "stores", "tree"]
 

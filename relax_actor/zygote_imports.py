@@ -1,4 +1,4 @@
-"""What zygotes import before they fork, so that an actor's process starts with it: torch takes seconds."""
+"""What the zygotes of a run import before they fork, so that actors start with it: torch takes seconds."""
 
 import json
 from importlib.util import find_spec
