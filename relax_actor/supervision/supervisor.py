@@ -34,9 +34,10 @@ from relax_actor.supervision.foothold import Foothold
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
-from relax_actor.supervision.policy import NodeStatus, TreePolicy
+from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
 from relax_actor.supervision.starts import FAN_OUT
+from relax_actor.supervision.status import NodeStatus
 from relax_actor.supervision.tree import TreeShell
 from relax_actor.telemetry import EventLog
 from transport.address import Address
