@@ -86,36 +86,29 @@ def write_rows(
 
 def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleChunk:
     """Say where the tokens so far of a sample are."""
-    oldest, newest = version_span(completion.versions)
-    return SampleChunk(
-        group_id=completion.request.group_id,
-        sample_index=completion.request.sample_index,
-        lease_id=lease_id,
-        tokens=row["tokens"],
-        logprobs=row["logprobs"],
-        versions=row["versions"],
-        oldest_version=oldest,
-        newest_version=newest,
-        routed_experts=row.get("routed_experts"),
-    )
+    return SampleChunk(**_written(completion, row, lease_id))
 
 
 def sample_ready(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleReady:
     """Say where a finished sample is."""
-    oldest, newest = version_span(completion.versions)
     return SampleReady(
-        group_id=completion.request.group_id,
-        sample_index=completion.request.sample_index,
-        lease_id=lease_id,
-        tokens=row["tokens"],
-        logprobs=row["logprobs"],
-        versions=row["versions"],
-        oldest_version=oldest,
-        newest_version=newest,
+        **_written(completion, row, lease_id),
         finish_reason=completion.finish_reason,
         continued_tokens=len(completion.request.prefix.tokens),
-        routed_experts=row.get("routed_experts"),
     )
+
+
+def _written(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> dict[str, Any]:
+    """Return what is said of a sample, finished or not: `row` has the names of the fields."""
+    oldest, newest = version_span(completion.versions)
+    return {
+        "group_id": completion.request.group_id,
+        "sample_index": completion.request.sample_index,
+        "lease_id": lease_id,
+        "oldest_version": oldest,
+        "newest_version": newest,
+        **row,
+    }
 
 
 def version_span(versions: npt.NDArray[np.int32]) -> tuple[PolicyVersion, PolicyVersion]:
