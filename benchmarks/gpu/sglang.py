@@ -4,8 +4,9 @@
 
 `start`: what a start consists of, the second time with everything cached. `throughput`: the same prompts
 through the engine and straight to its server, in turn. `versions`: an install in the middle of 32 requests,
-and the log-probs of every token by both versions; `retract`: the same in that mode. `deterministic`: the same samples after a kill, in another
-order and half of them continued. Every part runs whatever became of the others.
+and the log-probs of every token by both versions; `retract`: the same in that mode. `deterministic`: the
+same samples after a kill, in another order and half of them continued. Every part runs whatever became of
+the others.
 """
 
 import argparse
