@@ -5,6 +5,7 @@ import time
 from collections import Counter
 
 import pytest
+from dying_actors import Lingering, Mortal
 from loop_hosts import loop_hosts
 from loop_run import (
     ENDLESS_STEPS,
@@ -14,10 +15,14 @@ from loop_run import (
     kills,
 )
 from namespaces import make_network, tear_down
+from watching import eventually
 
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.app import RunControl
 from relax_actor.node.lease import LeaseTerms
+from relax_actor.outcome import watch
 from relax_actor.placement import Seat
+from relax_actor.supervision.spec import RestartType
 from relax_actor.telemetry import read_events
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -185,6 +190,27 @@ def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
         hosts.assert_nothing_is_left(run)
     assert run.outcome.exit_code == 4
     assert run.outcome.reason.startswith("1 of 2 rollout replicas have a host, fewer than 2: b: ")
+
+
+def test_a_run_that_ends_while_an_actor_waits_for_its_host_ends_well(run_loop, tmp_path):
+    """Its rollouts are gone a second before those that stop after them."""
+    children = (
+        ChildSpec(id="store", actor=Mortal, hosts=("b",)),
+        ChildSpec(id="lingering", actor=Lingering),
+        SupervisorSpec(
+            id="rollouts", restart=RestartType.TEMPORARY, children=(ChildSpec(id="rollout", actor=Mortal),)
+        ),
+    )
+    with loop_hosts(2) as hosts:
+        places = {"hosts": hosts.hosts, "address": hosts.hosts[0].address}
+        with Supervisor(SupervisorSpec(id="run", children=children), run_dir=tmp_path, **places) as tree:
+            hosts.lose("b")
+            (agent,) = hosts.agents("b")
+            agent.kill()
+            eventually(lambda: "store" in tree.homeless)
+            tree.stop("it has ended")
+            outcome = watch(tree, run_loop.config(), None, None)
+    assert (outcome.exit_code, outcome.reason) == (0, "it has ended")
 
 
 class CutLink:

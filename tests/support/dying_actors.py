@@ -135,6 +135,13 @@ class Mortal(Actor):
             eaten.append(b"x" * (8 << 20))
 
 
+class Lingering(Actor):
+    """Takes a second to stop."""
+
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
+        time.sleep(1.0)
+
+
 class Fleeting(Actor):
     """Dies in its first life before the head has heard that it was ready: its word of that is lost."""
 
