@@ -38,10 +38,10 @@ class LeftBehind:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def close(self) -> list[str]:
+    def close(self, *, settle_s: float = SETTLE_S) -> list[str]:
         """Stop looking; return, in words, what is left when what is dying has had its time."""
-        until = time.monotonic() + SETTLE_S
-        while (left := self._left()) and time.monotonic() < until:
+        until = time.monotonic() + settle_s
+        while (left := self.left()) and time.monotonic() < until:
             time.sleep(LOOK_S)
         self._stop.set()
         self._thread.join()
@@ -53,13 +53,12 @@ class LeftBehind:
             file.unlink(missing_ok=True)
         return left
 
-    def _left(self) -> list[str]:
+    def left(self) -> list[str]:
+        """Return, in words, what there is now."""
         files = [str(file) for file in self.files if file.exists()]
         processes = [f"{pid}: {_title(pid)}" for pid in self._processes()]
-        everything = Path(self._folder).rglob("*")
-        temporary = [
-            str(path) for path in everything if not path.match("rxt-*/rx-*")
-        ]  # where runs' folders go
+        kept = socket_folders()  # that of the folders of runs and servers
+        temporary = [str(path) for path in Path(self._folder).rglob("*") if path != kept]
         return [*files, *processes, *temporary]
 
     def _watch(self) -> None:

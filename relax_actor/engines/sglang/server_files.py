@@ -5,11 +5,9 @@ tells whose they are, which nobody can tell afterwards. So a thread looks whenev
 what it finds is written down. All else goes into a temporary folder of the server's own.
 """
 
-import getpass
 import os
 import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -23,6 +21,9 @@ from transport import leavings
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - SGLang's folder
 SEGMENTS = ("sglang_", "sgl_shm_", "multi_tokenizer_args_", "sem.mp-", "psm_", "torch_", "nccl-", "cuda.shm.")
 """How the names of what SGLang and its libraries make there begin; a user's model may lie there, too."""
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+"""The variable of the one folder of torch's that is a temporary one and meant to stay."""
 
 LOOK_S = 0.05
 """How often is looked whether there is a new name; a file that is younger when all is killed may stay."""
@@ -48,9 +49,9 @@ class ServerFiles:
         """Return an environment in which temporary files go into the server's own folder.
 
         Args:
-            own: the actor's environment; what is kept from start to start stays where that has it.
+            own: the actor's environment.
         """
-        new = {name: value for name, value in _kept().items() if name not in own}
+        new = {} if COMPILED in own else {COMPILED: _compiled(own)}
         # Last: a process finds the room for its title by its first variable, if nobody has set that anew.
         return {**own, **new, "TMPDIR": str(self.folder)}
 
@@ -90,11 +91,9 @@ class ServerFiles:
             judged, before = before, names
 
 
-def _kept() -> dict[str, str]:
-    """Return where torch keeps what it has compiled, if nobody says otherwise: for the next server, too."""
-    with suppress(KeyError, OSError):  # a user without a name
-        return {"TORCHINDUCTOR_CACHE_DIR": f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"}
-    return {}
+def _compiled(own: Mapping[str, str]) -> str:
+    """Return where newer versions of SGLang have torch keep what it compiles, for the next server, too."""
+    return str(Path(own.get("SGLANG_CACHE_DIR", "~/.cache/sglang")).expanduser() / "inductor")
 
 
 def _names() -> set[str]:
