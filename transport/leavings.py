@@ -10,6 +10,7 @@ Invariant: a file goes only if it is the one that was written down (its inode), 
 living process that can be looked at has it open or mapped. A folder goes with all that is in it.
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable
@@ -27,17 +28,36 @@ def write_down(path: Path, files: Iterable[Path]) -> None:
     Args:
         path: of the list, which is made where there is none.
         files: absolute; those that are gone already are left out.
+
+    Raises:
+        OSError: there is no room.
     """
     lines = []
     for file in files:
         with suppress(FileNotFoundError):
             lines.append(f"{file.stat().st_ino} {file}\n")
     if lines:
+        text = "".join(["\n", *lines]).encode()  # a line before that found no room ends here
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, "".join(lines).encode())
+            if os.write(descriptor, text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         finally:
             os.close(descriptor)
+
+
+def listed(path: Path) -> list[tuple[int, Path]]:
+    """Return inode and path of what a list names; there is nothing in one that is not there."""
+    try:
+        lines = path.read_text(errors="replace").split("\n")[:-1]  # what follows the last is torn
+    except FileNotFoundError:
+        return []
+    listed = []
+    for line in lines:
+        inode, _, name = line.partition(" ")
+        if inode.isdecimal() and Path(name).is_absolute():
+            listed.append((int(inode), Path(name)))
+    return listed
 
 
 def remove(path: Path) -> bool:
@@ -45,7 +65,7 @@ def remove(path: Path) -> bool:
 
     A file that somebody still has stays, and makes the answer False; one that is not ours does not count.
     """
-    ours = [file for inode, file in _listed(path) if _is_ours(file, inode)]
+    ours = [file for inode, file in listed(path) if _is_ours(file, inode)]
     folders = [file for file in ours if file.is_dir()]
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)  # who dies in this moment may still put something there
@@ -100,19 +120,6 @@ def _named(inodes: set[int], folder: Path) -> set[Path]:
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         return {Path(entry.path) for entry in entries if entry.inode() in inodes}
     return set()
-
-
-def _listed(path: Path) -> list[tuple[int, Path]]:
-    try:
-        lines = path.read_text(errors="replace").split("\n")[:-1]  # what follows the last is torn
-    except FileNotFoundError:
-        return []
-    listed = []
-    for line in lines:
-        inode, _, name = line.partition(" ")
-        if inode.isdecimal() and Path(name).is_absolute():
-            listed.append((int(inode), Path(name)))
-    return listed
 
 
 def _is_ours(file: Path, inode: int) -> bool:

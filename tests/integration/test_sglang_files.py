@@ -1,5 +1,6 @@
 """What a server's processes make in shared memory is seen while they live, and goes when they are dead."""
 
+import errno
 import os
 import secrets
 import signal
@@ -63,6 +64,16 @@ class Play:
         self.files.close()
         self.files.remove()
 
+    def refuse_once(self) -> None:
+        """Have no room for the next file that is to be written down."""
+        takes = self.seen.extend
+
+        def remember(_files) -> None:
+            self.files._remember = takes
+            raise OSError(errno.ENOSPC, "no room")
+
+        self.files._remember = remember
+
 
 @pytest.fixture
 def play():
@@ -104,6 +115,12 @@ def test_what_somebody_elses_process_has_is_not_told(play):
     assert theirs.exists()
     assert (theirs in play.seen, ours in other.seen) == (False, False)
     other.end()
+
+
+def test_what_could_not_be_told_is_told_later(play):
+    play.refuse_once()
+    file = play.make("self")
+    eventually(lambda: file in play.seen)
 
 
 def test_a_file_is_told_by_a_look_at_the_last_moment(play):

@@ -3,20 +3,14 @@
 from pathlib import Path
 
 import pytest
-from left_behind import LeftBehind
 from loop_run import LoopRunner
 from sglang_bench import SglangBench
 from sglang_site import interpreter
 
 
 @pytest.fixture(scope="module", autouse=True)
-def nothing_is_left_behind(tmp_path_factory):
-    """Fail where processes, temporary files or files in shared memory of a module's servers are left (I8)."""
-    tmp_path_factory.getbasetemp()  # pytest's own temporary files are elsewhere
-    left_behind = LeftBehind()
-    yield
-    left = left_behind.close()
-    assert not left, left
+def _leaves_nothing(nothing_is_left_behind):
+    """Hold every module to it."""
 
 
 @pytest.fixture(scope="session")

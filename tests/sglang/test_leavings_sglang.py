@@ -39,8 +39,7 @@ ACTOR = """
 
 def named_in(note: Path) -> set[Path]:
     """Return what a list names; other tests' servers have files of their own beside them."""
-    lines = note.read_text().splitlines() if note.exists() else []
-    return {Path(line.split(maxsplit=1)[1]) for line in lines}
+    return {path for _, path in leavings.listed(note)}
 
 
 def test_nothing_is_left_after_the_sweep_of_an_actor_that_was_killed(sglang_python, tiny_model, tmp_path):

@@ -127,8 +127,8 @@ def head_of(config, folder: Path) -> "subprocess.Popen[bytes]":
 def noted(space: ShmSpace) -> list[Path]:
     """Return the files in shared memory of which a rollout of the run has written down that they may stay."""
     notes = [space.root / name for name in space.names() if name.endswith(f"-{leavings.LABEL}")]
-    lines = [line.split(maxsplit=1)[1] for note in notes for line in note.read_text().splitlines()]
-    return [Path(line) for line in lines if Path(line).parent == space.root]
+    files = [path for note in notes for _, path in leavings.listed(note)]
+    return [path for path in files if path.parent == space.root]
 
 
 def events_of(folder: Path, kind: str) -> list[Event]:

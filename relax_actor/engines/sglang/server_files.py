@@ -39,11 +39,12 @@ class ServerFiles:
     def __init__(self, remember: Callable[[Iterable[Path]], None]) -> None:
         self._remember = remember
         self._files: set[Path] = set()
+        self._untold: set[Path] = set()
         self._pid = 0
         self._looking, self._stop = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sglang-files", daemon=True)
         self.folder = make_socket_dir(f"sglang-{secrets.token_hex(8)}")  # SGLang's sockets are in it, too
-        remember([self.folder])
+        self._tell({self.folder})
 
     def environment(self, own: Mapping[str, str]) -> dict[str, str]:
         """Return an environment in which temporary files go into the server's own folder.
@@ -64,9 +65,8 @@ class ServerFiles:
         """Have written down what the server has now."""
         with self._looking:
             found = {file for pid in _family(self._pid) for file in _segments(pid)} - self._files
-            if found:
-                self._files |= found
-                self._remember(found)
+            self._files |= found
+            self._tell(found)
 
     def close(self) -> None:
         """Stop looking. Idempotent."""
@@ -86,9 +86,16 @@ class ServerFiles:
         before: set[str] = set()
         while not self._stop.wait(LOOK_S):
             names = _names()
-            if names - judged:
+            if names - judged or self._untold:
                 self.look()
             judged, before = before, names
+
+    def _tell(self, found: set[Path]) -> None:
+        self._untold |= found
+        if self._untold:
+            with suppress(OSError):  # no room to write it down: the next look tries again
+                self._remember(self._untold)
+                self._untold = set()
 
 
 def _compiled(own: Mapping[str, str]) -> str:
@@ -98,8 +105,8 @@ def _compiled(own: Mapping[str, str]) -> str:
 
 def _names() -> set[str]:
     """Return the names in shared memory that may be of a server."""
-    with suppress(FileNotFoundError):
-        return {path.name for path in SHARED_MEMORY.iterdir() if path.name.startswith(SEGMENTS)}
+    with suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
+        return {entry.name for entry in entries if entry.name.startswith(SEGMENTS)}
     return set()
 
 

@@ -123,6 +123,17 @@ def test_files_that_are_gone_are_nobodys_business(note, left):
     assert leavings.remove(note.with_name("none"))
 
 
+def test_what_finds_no_room_is_an_error_and_spoils_no_later_line(space, note, left, monkeypatch):
+    write = os.write
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", lambda fd, text: write(fd, text[:-4]))
+        with pytest.raises(OSError, match="space"):
+            leavings.write_down(note, [left])
+    leavings.write_down(note, [left])
+    assert space.sweep() == [note.name]
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("line", ["x /dev/null\n", "1 relative\n", "\n", "\udcff\n"])
 def test_a_line_that_is_no_lists_names_nothing(note, line):
     note.write_bytes(line.encode("utf-8", "surrogateescape"))
