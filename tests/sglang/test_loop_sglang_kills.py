@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from transport.shm import ShmSpace
 pytestmark = [pytest.mark.sglang, pytest.mark.fault, pytest.mark.timeout(400)]
 
 DEADLINE_S = 300.0
+REPLICAS = 2
 RUN_ID = "0123abce"
 HEAD = """
     import sys
@@ -41,44 +42,46 @@ HEAD = """
 
 @pytest.fixture
 def sections(sglang_python):
-    """Two replicas, each with a server."""
-    rollout = {"engine": "sglang", "replicas": 2, "max_new_tokens": 24, "sglang_python": sglang_python}
+    """A run of replicas that have a server each."""
+    rollout = {"engine": "sglang", "replicas": REPLICAS, "max_new_tokens": 24, "sglang_python": sglang_python}
     return {"rollout": rollout, "run": {"steps": 4}, "train": {"checkpoint_every": 2}}
 
 
 class Saboteur:
-    """Kills a detokenizer once a step is done, and the node agent when that replica's next server starts."""
+    """Kills all detokenizers once a step is done, and the node agent while the next servers start."""
 
     def __init__(self) -> None:
-        self.killed: list[str] = []
+        self.killed: list[psutil.Process] = []
 
     def __call__(self, folder: Path) -> None:
-        events, _ = read_events(folder / "events.jsonl") if (folder / "events.jsonl").exists() else ([], None)
-        steps = [event for event in events if event["kind"] == "step"]
-        if not self.killed and steps:
-            server = next(e for e in events if e["kind"] == "engine_started" and e["actor"] == "rollout/0")
-            children = psutil.Process(server["server_pid"]).children(recursive=True)
-            self._kill(next(each for each in children if "detokenizer" in " ".join(each.cmdline())))
-        elif len(self.killed) == 1 and (folder / "logs" / "rollout-0-2.sglang.log").exists():
-            self._kill(psutil.Process(steps[0]["pid"]).parent())
+        if not self.killed and events_of(folder, "step"):
+            mains = [psutil.Process(event["server_pid"]) for event in events_of(folder, "engine_started")]
+            self._kill(
+                child
+                for main in mains
+                for child in main.children(recursive=True)
+                if "detokenizer" in " ".join(child.cmdline())
+            )
+        logs = [folder / "logs" / f"rollout-{replica}-2.sglang.log" for replica in range(REPLICAS)]
+        if len(self.killed) == REPLICAS and all(log.exists() for log in logs):
+            trainer = psutil.Process(events_of(folder, "step")[0]["pid"])
+            self._kill([trainer.parent()])
 
-    def _kill(self, process: psutil.Process) -> None:
-        self.killed.append(process.name())
-        process.kill()
+    def _kill(self, processes: Iterable[psutil.Process]) -> None:
+        for process in processes:
+            process.kill()
+            self.killed.append(process)
 
 
-def test_no_sample_is_lost_when_the_node_agent_dies_while_one_server_samples_and_one_starts(
-    run_loop, sections
-):
-    """I2, I7, I8: it takes both servers with it."""
+def test_no_sample_is_lost_when_detokenizers_die_and_then_the_node_agent(run_loop, sections):
+    """I2, I7, I8: the agent takes with it servers that start."""
     saboteur = Saboteur()
     run = run_loop(**sections, on_tick=saboteur, deadline_s=DEADLINE_S)
-    assert len(saboteur.killed) == 2, run.log
+    assert len(saboteur.killed) == REPLICAS + 1, run.log
     assert_kept_its_promises(run, waits=False)
     assert_trained_in_order(run)
-    ends = [event["reason"] for event in run.of("child_exited", child="rollout/0")]
-    assert "detokenizer" in ends[0]
-    assert {event["actor"] for event in run.of("engine_started")} == {"rollout/0", "rollout/1"}
+    first = [run.of("child_exited", child=f"rollout/{replica}")[0] for replica in range(REPLICAS)]
+    assert all("detokenizer" in event["reason"] for event in first)
 
 
 def test_nothing_is_left_when_the_head_is_killed_while_servers_sample(run_loop, sections, tmp_path):
@@ -87,7 +90,7 @@ def test_nothing_is_left_when_the_head_is_killed_while_servers_sample(run_loop, 
         eventually(lambda: events_of(tmp_path, "step"))
         servers = [psutil.Process(event["server_pid"]) for event in events_of(tmp_path, "engine_started")]
         head.kill()
-    assert len(servers) == 2
+    assert len(servers) == REPLICAS
     eventually(lambda: not any(server.is_running() for server in servers))
     eventually(lambda: leftovers(tmp_path, RUN_ID) == [])
 
