@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sglang_runs import ON_GPU, Run
+from sglang_scenes import server_options
+
 STEPS = 10
 KILLS = {3: "rollout/0", 6: "trainer"}
 """Who is killed after which step."""
@@ -54,27 +57,26 @@ class Watcher:
                 self.kills.append({"actor": who, "incarnation": last["inc"], "m": self._looked})
 
 
-def measure(loop: Any, folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
+def measure(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> None:
     """Run ten steps in turns; say what they took, what memory each side had, and what the kills cost.
 
     Args:
-        loop: the module `sglang_loop`.
         folder: for the run's.
         args: of the command line.
         found: where it is written.
     """
-    words = tuple(loop.server_options()["sglang_args"])  # without the bound of the cache
-    run = loop.Run(
+    words = tuple(server_options()["sglang_args"])  # without the bound of the cache
+    run = Run(
         folder,
         args,
         "colocate",
         replicas=1,
         spares=0,
         run={"steps": STEPS, "max_staleness": 0, "mode": "async_on_policy", "colocate": True},
-        rollout={"sglang_args": words} | ({"device": "cuda:0"} if loop.ON_GPU else {}),
+        rollout={"sglang_args": words} | ({"device": "cuda:0"} if ON_GPU else {}),
         train={"checkpoint_every": 1},
     )
-    watcher = Watcher(run, on_gpu=loop.ON_GPU)
+    watcher = Watcher(run, on_gpu=ON_GPU)
     run.go(watcher, to_the_end=True)
     turns = _turns(run.events)
     found |= run.summary() | {
