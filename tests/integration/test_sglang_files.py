@@ -64,13 +64,14 @@ class Play:
         self.files.close()
         self.files.remove()
 
-    def refuse_once(self) -> None:
-        """Have no room for the next file that is to be written down."""
-        takes = self.seen.extend
+    def refuse(self, times: int) -> None:
+        """Have no room for what is to be written down, so many times."""
+        takes, left = self.seen.extend, iter(range(times))
 
-        def remember(_files) -> None:
-            self.files._remember = takes
-            raise OSError(errno.ENOSPC, "no room")
+        def remember(files) -> None:
+            if next(left, None) is not None:
+                raise OSError(errno.ENOSPC, "no room")
+            takes(files)
 
         self.files._remember = remember
 
@@ -118,7 +119,7 @@ def test_what_somebody_elses_process_has_is_not_told(play):
 
 
 def test_what_could_not_be_told_is_told_later(play):
-    play.refuse_once()
+    play.refuse(5)  # more often than a new name is looked at
     file = play.make("self")
     eventually(lambda: file in play.seen)
 
