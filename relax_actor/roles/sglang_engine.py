@@ -113,12 +113,14 @@ def _end_spare(context: Context, what: str) -> None:
 def _updater(
     config: Config, context: Context, devices: tuple[str, ...], client: Client, found: Capabilities
 ) -> Updater:
-    scratch = context.run_dir / "sglang"
-    scratch.mkdir(exist_ok=True)
+    folder = context.run_dir / "sglang"
+    scratch = folder / file_stem(context.name, context.incarnation)
+    scratch.mkdir(parents=True, exist_ok=True)
+    _remember(context, [scratch])
     settings = UpdateSettings(
         bucket_bytes=config.rollout.sglang_bucket_bytes,
         verify=config.rollout.verify,
-        digests=scratch / f"digests-{context.run_id}",
+        digests=folder / f"digests-{context.run_id}",
         model_path=Path(config.model.path),
         scratch=scratch,
     )
