@@ -11,9 +11,10 @@ from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpe
 from relax_actor.protocol import Opened
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.telemetry import read_events
+from relax_actor.transfer_queue.events import SamplesPut
 from relax_actor.transfer_queue.journal import read
 from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
-from relax_actor.transfer_queue.records import Put, SamplesPut
+from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
 

@@ -14,7 +14,8 @@ import pytest
 from launcher import probing
 from launcher.errors import ExitCode, RefusedError
 from launcher.launch import Request, launch
-from launcher.probing import Terms, survey
+from launcher.probes import Terms
+from launcher.probing import survey
 from relax_actor.node.inband import framed
 from relax_actor.supervision.hosts import Host, Session
 from relax_actor.survey.records import Question, Targets

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from launcher import checks
-from launcher.checks import check_config, check_machine
+from launcher.checks import check_config
 from launcher.errors import report
 from launcher.estimate import POLICY_COPIES, Estimate, estimate
 from launcher.fields import SECTIONS, dotted
+from launcher.machine_checks import check_machine
 from launcher.modelfolder import model_config, model_shape, weight_files
 from launcher.ranges import RANGES
 from launcher.sglang_checks import sglang_problems

@@ -23,16 +23,10 @@ from relax_actor.protocol import (
     SampleReady,
     TensorRef,
 )
+from relax_actor.transfer_queue.events import GroupDropped, decode_events, encode_events
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.ledger.groups import RowState
-from relax_actor.transfer_queue.records import (
-    DropReason,
-    GroupDropped,
-    Put,
-    TrainedSet,
-    decode_events,
-    encode_events,
-)
+from relax_actor.transfer_queue.records import DropReason, Put, TrainedSet
 from relax_actor.transfer_queue.rules import PartialPolicy
 
 ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
