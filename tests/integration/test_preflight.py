@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import probing
+from launcher import probes
 from launcher.errors import ExitCode, RefusedError
 from launcher.launch import Request, launch
 from launcher.probes import Terms
@@ -90,7 +90,7 @@ def test_a_host_that_cannot_answer_holds_up_nobody(host, facts):
 
 
 def test_another_version_is_refused_by_the_host(monkeypatch):
-    monkeypatch.setattr(probing, "__version__", "99.0")
+    monkeypatch.setattr(probes, "__version__", "99.0")
     assert ask(Host(name="a")).attempts["a"].refusal == "version"
 
 

@@ -1,12 +1,10 @@
 """Policy versions along a chain of hosts, as threads and real streams; one folder of shared memory a host."""
 
 import secrets
-import shutil
 import threading
-from pathlib import Path
 
 import pytest
-from relay_hosts import FlippingProxy, RelayHost, RelayPlay, eventually
+from relay_hosts import FlippingProxy, RelayHost, RelayPlay, eventually, relay_root
 
 from relax_actor.dcs.manifest import OWNER, bucket_label
 from relax_actor.dcs.relay.records import (
@@ -29,12 +27,10 @@ from transport.stream import Stream
 
 @pytest.fixture
 def play():
-    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
-    root.mkdir()
-    made = RelayPlay(root, secrets.token_hex(4))
-    yield made
-    made.close()
-    shutil.rmtree(root)
+    with relay_root() as root:
+        made = RelayPlay(root, secrets.token_hex(4))
+        yield made
+        made.close()
 
 
 def test_every_host_of_a_chain_gets_every_bit_of_a_version_once(play):

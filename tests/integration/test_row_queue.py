@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from loop_hosts import TERMS, loop_hosts
 from row_hosts import GROUP_ROWS, SPEC, Both, children, image, tokens
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.errors import ConfigError, RemoteError, StartFailed
@@ -38,14 +39,6 @@ def running(tmp_path, *more, spec=PLAIN, **options):
     queue = ChildSpec(id="queue", actor=RowQueue, args={"spec": spec})
     root = SupervisorSpec(id="root", children=(queue, *more))
     return Supervisor(root, run_dir=tmp_path / "run", zygotes={"default": ("numpy",)}, **options)
-
-
-def eventually(look):
-    deadline = time.monotonic() + 20.0
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 def test_the_program_itself_puts_and_gets(tmp_path):

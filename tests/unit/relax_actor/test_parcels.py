@@ -5,11 +5,11 @@ The streams are real ones, on loopback; both ends are in this process.
 
 import itertools
 import threading
-import time
 from contextlib import closing, suppress
 
 import numpy as np
 import pytest
+from watching import eventually
 
 from relax_actor.errors import ActorDied, Executed, RemoteError
 from relax_actor.ids import Holder
@@ -54,13 +54,6 @@ def space(tmp_path):
 @pytest.fixture
 def dock(space):
     return Dock(space, Holder("dock", 1))
-
-
-def eventually(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def data_of(nbytes, seed=0):
