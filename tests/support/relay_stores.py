@@ -56,7 +56,7 @@ class StorePlay:
         return [event for event in events if event["kind"] == kind]
 
     def check(self, name):
-        """Return the newest version of a store: nothing torn is visible, and none older than one seen before."""
+        """Return the newest version of a store; nothing torn is visible, none is older than one before."""
         receiver = PolicyReceiver(self.space(name))
         if receiver.latest() is None:
             return -1
