@@ -4,7 +4,7 @@ import pytest
 from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on, kills
 
 from relax_actor.protocol import FinishReason
-from relax_actor.transfer_queue.records import (
+from relax_actor.transfer_queue.events import (
     ChunkPut,
     PartialsEnded,
     PromptLeased,

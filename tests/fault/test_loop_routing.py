@@ -7,7 +7,7 @@ import pytest
 import torch
 from loop_run import LoopRunner, assert_kept_its_promises, assert_trainer_went_on, kills
 
-from relax_actor.transfer_queue.records import ChunkPut, Submitted
+from relax_actor.transfer_queue.events import ChunkPut, Submitted
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
