@@ -20,7 +20,7 @@ from loop_run import (
 from watching import ended_after
 
 from relax_actor.telemetry import read_events
-from relax_actor.transfer_queue.records import BatchExtended
+from relax_actor.transfer_queue.events import BatchExtended
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -11,7 +11,7 @@ from loop_run import (
 )
 
 from relax_actor.protocol import FinishReason
-from relax_actor.transfer_queue.records import (
+from relax_actor.transfer_queue.events import (
     ChunkPut,
     PartialsEnded,
     PromptLeased,

@@ -14,7 +14,7 @@ from loop_run import (
     standstill,
 )
 
-from relax_actor.transfer_queue.records import ChunkPut, Submitted
+from relax_actor.transfer_queue.events import ChunkPut, Submitted
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 

@@ -12,7 +12,8 @@ import ssh_hosts
 
 from launcher.hosts import HostEntry
 from launcher.options import Launcher, LaunchOptions, RemoteOptions
-from launcher.preflight import Wish, examine, render_examined, verdicts
+from launcher.preflight import Wish, examine
+from launcher.preflight_table import render_examined, verdicts
 from launcher.verdicts import Level
 from relax_actor.config import Config, DataConfig, ModelConfig
 
@@ -107,7 +108,7 @@ def test_what_is_missing_there_is_named(doctor, servers, pair, remote, words):
 
 
 def test_another_version_is_a_failure(doctor, servers, pair, monkeypatch):
-    monkeypatch.setattr("launcher.probing.__version__", "99.0")
+    monkeypatch.setattr("launcher.probes.__version__", "99.0")
     [(_, _, fact)] = doctor.faults(doctor.options(servers.entry(pair[0])))
     assert fact.startswith("it has another version of relax-actor\n")
 

@@ -30,8 +30,6 @@ from typing import Any
 
 from aiohttp import web
 
-STOP_TOKEN = 2
-
 
 def option(name: str, default: str = "") -> str:
     """Return the word behind the last `name`."""

@@ -35,9 +35,9 @@ from relax_actor.protocol import SampleReady
 from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import Event, read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.transfer_queue.events import Event as LedgerEvent
+from relax_actor.transfer_queue.events import PromptLeased, SamplesPut
 from relax_actor.transfer_queue.journal import read
-from relax_actor.transfer_queue.records import Event as LedgerEvent
-from relax_actor.transfer_queue.records import PromptLeased, SamplesPut
 from transport.shm import ShmSpace
 
 SUPPORT = Path(__file__).parent

@@ -17,16 +17,18 @@ QUICK = Backoff(base_s=0.01, cap_s=0.05)
 """Restarts that a test need not wait for."""
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Return once a condition holds.
+def eventually(condition: Callable[[], Any], timeout_s: float = 20.0, *, poll_s: float = 0.01) -> Any:
+    """Return what a condition comes to, once it holds.
 
     Raises:
         AssertionError: it did not in time.
     """
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while True:
+        if found := condition():
+            return found
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(poll_s)
 
 
 @contextmanager
