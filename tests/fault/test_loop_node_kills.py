@@ -4,13 +4,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from loop_run import (
-    assert_kept_its_promises,
-    assert_trained_in_order,
-    assert_trainer_went_on,
-    standstill,
-    stopped_trainer,
-)
+from loop_faults import standstill, stopped_trainer
+from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on
 
 from relax_actor.telemetry import read_events
 

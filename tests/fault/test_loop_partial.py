@@ -1,14 +1,8 @@
 """A rollout's long samples go on elsewhere from their last chunk, wherever it dies."""
 
 import pytest
-from loop_run import (
-    Rendezvous,
-    assert_kept_its_promises,
-    assert_trained_in_order,
-    assert_trainer_went_on,
-    kills,
-    standstill,
-)
+from loop_faults import Rendezvous, standstill
+from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on, kills
 
 from relax_actor.protocol import FinishReason
 from relax_actor.transfer_queue.events import (

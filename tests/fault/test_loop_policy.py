@@ -4,14 +4,13 @@ import os
 import signal
 
 import pytest
+from loop_faults import standstill, stopped_trainer
 from loop_run import (
     assert_active_at_the_end,
     assert_kept_its_promises,
     assert_trained_in_order,
     assert_trainer_went_on,
     kills,
-    standstill,
-    stopped_trainer,
 )
 
 from relax_actor.faults import Action, Fault

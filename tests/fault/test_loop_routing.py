@@ -5,14 +5,8 @@ import shutil
 
 import pytest
 import torch
-from loop_run import (
-    LoopRunner,
-    Rendezvous,
-    assert_kept_its_promises,
-    assert_trainer_went_on,
-    kills,
-    standstill,
-)
+from loop_faults import Rendezvous, standstill
+from loop_run import LoopRunner, assert_kept_its_promises, assert_trainer_went_on, kills
 
 from relax_actor.transfer_queue.events import ChunkPut, Submitted
 
