@@ -153,7 +153,7 @@ class Branch(Family):
 
     def _sweep_up(self) -> None:
         """Start what may start; in order, except that one_for_one restarts its children independently."""
-        in_step = self.spec.strategy is not Strategy.ONE_FOR_ONE
+        in_step = self.spec.strategy != Strategy.ONE_FOR_ONE
         if in_step and any(node.state is ChildState.BACKING_OFF for node in self.nodes):
             return  # those that are restarted together wait together
         for slot in self.slots:
@@ -197,7 +197,7 @@ class Branch(Family):
             self._end(child, ending)
 
     def _let_go(self, child: Node) -> None:
-        if child.is_leaving or child.restart is RestartType.TEMPORARY:
+        if child.is_leaving or child.restart == RestartType.TEMPORARY:
             self._forget(child)
 
     def _refuse(self, slot: BranchSlot, child: Node, ending: Ending) -> None:

@@ -150,7 +150,7 @@ class Leaf(Node):
         is_news = self.is_free and not self.is_aborted
         self._is_dying = True
         is_to_end = self.is_doomed or self.is_leaving
-        return is_news and not is_to_end and self.restart is RestartType.PERMANENT
+        return is_news and not is_to_end and self.restart == RestartType.PERMANENT
 
     def abort(self, epoch: int, reason: str) -> None:
         """Get it out of its collectives within `abort_grace_s`."""

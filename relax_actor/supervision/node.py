@@ -106,9 +106,9 @@ class Node(ABC):
 
     def restarts_after(self, ending: Ending) -> bool:
         """Return whether its restart type starts it again after such an end."""
-        if self.restart is RestartType.TRANSIENT:
+        if self.restart == RestartType.TRANSIENT:
             return not ending.exit.is_normal
-        return self.restart is RestartType.PERMANENT
+        return self.restart == RestartType.PERMANENT
 
     def repeats(self, ending: Ending) -> bool:
         """Remember what `__init__` raised; return whether the start before raised the same."""

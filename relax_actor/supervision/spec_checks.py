@@ -3,11 +3,21 @@
 import math
 import re
 
-from relax_actor.supervision.spec import Backoff, ChildSpec, RestartType, SpecError, SupervisorSpec, ids
+from relax_actor.supervision.spec import (
+    Backoff,
+    ChildSpec,
+    RestartType,
+    SpecError,
+    Strategy,
+    SupervisorSpec,
+    ids,
+)
 
 _ID = re.compile(r"[a-z][a-z0-9_-]*")
 _ACTOR = re.compile(r".+:[A-Za-z_][\w.]*")
 _AUTO_SHUTDOWN = ("never", "any", "all")
+_RESTARTS = tuple(each.value for each in RestartType)
+_STRATEGIES = tuple(each.value for each in Strategy)
 
 
 def validate(spec: SupervisorSpec) -> None:
@@ -36,6 +46,7 @@ def check(spec: ChildSpec | SupervisorSpec, path: str, *, auto_shutdown: str) ->
         SpecError: the first bad field.
     """
     _check_id(spec, path)
+    _check_one_of(f"{path}.restart", spec.restart, _RESTARTS)
     _check_significant(spec, path, auto_shutdown)
     if isinstance(spec, ChildSpec):
         _check_child(spec, path)
@@ -53,7 +64,7 @@ def _check_id(spec: ChildSpec | SupervisorSpec, path: str) -> None:
 def _check_significant(spec: ChildSpec | SupervisorSpec, path: str, auto_shutdown: str) -> None:
     if not spec.significant:
         return
-    if spec.restart is RestartType.PERMANENT:
+    if spec.restart == RestartType.PERMANENT:
         raise SpecError(
             f"{path}.significant",
             "contradicts restart `permanent`: what is always restarted never ends",
@@ -84,7 +95,7 @@ def _check_child(spec: ChildSpec, path: str) -> None:
     _check_spares(spec, path)
     _check_homes(spec, path)
     _check_elastic(spec, f"{path}.elastic")
-    if spec.gang and spec.restart is RestartType.TEMPORARY:
+    if spec.gang and spec.restart == RestartType.TEMPORARY:
         raise SpecError(f"{path}.gang", "contradicts restart `temporary`: a lost rank must come back")
 
 
@@ -119,8 +130,8 @@ def _check_supervisor(spec: SupervisorSpec, path: str) -> None:
         raise SpecError(f"{path}.intensity.restarts", f"is {spec.intensity.restarts}; at least 0")
     _check_seconds(f"{path}.intensity.within_s", spec.intensity.within_s, zero=False)
     _check_backoff(spec.backoff, f"{path}.backoff")
-    if spec.auto_shutdown not in _AUTO_SHUTDOWN:
-        raise SpecError(f"{path}.auto_shutdown", f"is {spec.auto_shutdown!r}; `never`, `any` or `all`")
+    _check_one_of(f"{path}.strategy", spec.strategy, _STRATEGIES)
+    _check_one_of(f"{path}.auto_shutdown", spec.auto_shutdown, _AUTO_SHUTDOWN)
     for index, child in enumerate(spec.children):
         check(child, f"{path}.children[{index}]", auto_shutdown=spec.auto_shutdown)
 
@@ -131,6 +142,11 @@ def _check_backoff(backoff: Backoff, path: str) -> None:
     _check_seconds(f"{path}.reset_after_s", backoff.reset_after_s, zero=True)
     if not 0.0 <= backoff.jitter_frac <= 1.0:
         raise SpecError(f"{path}.jitter_frac", f"is {backoff.jitter_frac}; between 0 and 1")
+
+
+def _check_one_of(path: str, value: str, values: tuple[str, ...]) -> None:
+    if value not in values:
+        raise SpecError(path, f"is {str(value)!r}; {', '.join(values[:-1])} or {values[-1]}")
 
 
 def _check_seconds(path: str, seconds: float, *, zero: bool) -> None:

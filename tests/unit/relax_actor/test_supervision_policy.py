@@ -266,7 +266,7 @@ def test_a_permanent_child_is_always_restarted(exit_: Exit) -> None:
 @pytest.mark.parametrize("kind", ExitKind)
 def test_a_transient_child_is_restarted_unless_it_ended_normally(kind: ExitKind) -> None:
     """A transient child is restarted unless it finished its work or did as it was told."""
-    world = running(child("a", restart=RestartType.TRANSIENT))
+    world = running(child("a", restart="transient"))  # as well as RestartType.TRANSIENT
 
     world.die("a", Exit(kind=kind))
     is_normal = kind in {ExitKind.NORMAL, ExitKind.STOPPED}

@@ -88,6 +88,12 @@ def test_a_good_tree_is_valid(actor: type | str) -> None:
         (tree(intensity=Intensity(restarts=-1)), "run.intensity.restarts", "is -1; at least 0"),
         (tree(intensity=Intensity(within_s=0.0)), "run.intensity.within_s", "more than 0"),
         (tree(tree(child(replicas=-1), id="b")), "run.children[0].children[0].replicas", "is -1"),
+        (
+            tree(child(restart="sometimes")),
+            "run.children[0].restart",
+            "is 'sometimes'; permanent, transient or",
+        ),
+        (tree(strategy="all_for_one"), "run.strategy", "is 'all_for_one'; one_for_one"),
         (tree(auto_shutdown="some"), "run.auto_shutdown", "is 'some'"),
         (tree(child(significant=True)), "run.children[0].significant", "contradicts restart `permanent`"),
         (
