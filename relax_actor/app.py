@@ -46,6 +46,10 @@ SERVER_START_S = 960.0
 """How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
 
 
+PARTS_START_S = 300.0
+"""How much longer it may take where parts of it are on other hosts, and have to be there first."""
+
+
 def tree(
     config: Config,
     *,
@@ -65,9 +69,10 @@ def tree(
 
     Raises:
         UnplacedError: the placement says nothing of a rollout.
-        SpecError: it puts elsewhere what has to be on the first host.
+        SpecError: it puts elsewhere what has to be on the first host, or a replica on too few hosts.
     """
     gpus, hosts = host_gpus(), LoopHosts()
+    homes.check_replicas(config, placement)
     if placement is not None:
         homes.check(placement)
         config, hosts = homes.on_devices(config, placement), homes.loop_hosts(placement)
@@ -77,11 +82,14 @@ def tree(
         id="rollouts",
         backoff=backoff,
         # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
-        intensity=Intensity(restarts=10 * config.rollout.replicas, within_s=600.0),
+        intensity=Intensity(
+            restarts=10 * config.rollout.replicas * config.rollout.hosts_per_replica, within_s=600.0
+        ),
         # Once that is exceeded the run has failed: starting all of them over would go on for ever.
         restart=RestartType.TEMPORARY,
         significant=True,
         children=(
+            *_parts(config, child),
             msgspec.structs.replace(
                 child(
                     "rollout",
@@ -127,11 +135,21 @@ def tree(
 def _rollout_start_s(config: Config) -> float:
     """Return how long a rollout may take to start, its wait for a turn on the GPU included."""
     starts_s = SERVER_START_S if config.rollout.engine == "sglang" else 120.0
-    return starts_s + (config.train.lease_s if config.run.colocate else 0.0)
+    parts_s = PARTS_START_S if config.rollout.hosts_per_replica > 1 else 0.0
+    return starts_s + parts_s + (config.train.lease_s if config.run.colocate else 0.0)
 
 
-def _elastic(config: Config) -> Elastic:
+def _parts(config: Config, child: Callable[..., ChildSpec]) -> list[ChildSpec]:
+    """Return what replicas have on their further hosts; it starts before the rollouts, who ask it."""
     rollout = config.rollout
+    count = rollout.replicas * (rollout.hosts_per_replica - 1)
+    return [child(homes.PART, "Part", replicas=count, indexed=True)] if count else []
+
+
+def _elastic(config: Config) -> Elastic | None:
+    rollout = config.rollout
+    if rollout.hosts_per_replica > 1:  # the number of parts would have to change with that of rollouts
+        return None
     return Elastic(least=rollout.min_replicas, most=rollout.max_replicas or None, drain_s=config.run.grace_s)
 
 
@@ -208,7 +226,7 @@ def _rollout_gpus(config: Config, gpus: int) -> tuple[str, ...]:
 def _server_gpus(config: Config, gpus: int) -> tuple[str, ...]:
     """Return the GPUs that replicas and their spares may have."""
     rollout = config.rollout
-    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    groups = replica_groups(rollout.device, gpus, rollout.gpus_each)
     used = groups[: rollout.replicas] if not rollout.spares else groups
     return tuple(gpu for group in used for device in group for gpu in _on_gpu(device))
 
@@ -243,7 +261,7 @@ def zygotes(config: Config) -> dict[str, tuple[str, ...]]:
     """Return what each zygote imports: the torch one also the model's own code, where transformers has it."""
     model_type = json.loads((Path(config.model.path) / "config.json").read_text()).get("model_type", "")
     code = f"transformers.models.{model_type}.modeling_{model_type}"
-    server = ("relax_actor.roles.sglang_engine",) if config.rollout.engine == "sglang" else ()
+    server = ("relax_actor.roles.sglang_engine",) if config.rollout.engine == "sglang" else ()  # and of parts
     known = find_spec(f"transformers.models.{model_type}") is not None if model_type else False
     return {
         "default": ("relax_actor.roles.queue",),
@@ -321,6 +339,7 @@ def run(
     )
     supervisor.start()
     try:
+        _link_parts(supervisor, config)
         outcome = watch(supervisor, config, control, on_tick)
     finally:
         supervisor.close()
@@ -330,3 +349,11 @@ def run(
     events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)
     events.close()
     return outcome
+
+
+def _link_parts(supervisor: Supervisor, config: Config) -> None:
+    """Have a replica over several hosts live and die as one."""
+    for replica in range(config.rollout.replicas):
+        rollout, *parts = homes.members_of(replica, config.rollout.hosts_per_replica)
+        for part in parts:
+            supervisor.link(rollout, part)
