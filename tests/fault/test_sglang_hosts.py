@@ -57,12 +57,13 @@ def over(hosts, *seats):
     )
 
 
-def assert_nothing_was_lost(run, hosts):
-    """I2, I3, I4, I5, I7, I8."""
+def assert_nothing_was_lost(run, hosts, *, is_back=True):
+    """I2, I3, I4, I5, I7, I8; the first replica may still be starting where another one goes on."""
     assert_kept_its_promises(run, waits=False)
     assert_trained_in_order(run)
     assert_trainer_went_on(run)
-    assert_active_at_the_end(run, "rollout/0")
+    if is_back:
+        assert_active_at_the_end(run, "rollout/0")
     hosts.assert_nothing_is_left(run)
     assert survivors(run) == []
 
@@ -117,7 +118,8 @@ def test_a_replica_over_two_hosts_samples_and_leaves_nothing(loop, rollout):
     assert (part["actor"], part["rollout"], part["incarnation"], part["node"]) == ("part/0", "rollout/0", 1, 1)
     assert engine["tp"] == 2
     assert not run.killed
-    assert {event["reason"] for event in run.of("child_exited", child="part/0")} == {"normal"}
+    assert not run.of("child_restarting")
+    assert list((run.folder / "crash").iterdir()) == []
 
 
 def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(loop, rollout):
@@ -141,9 +143,9 @@ def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(loop, roll
 
 
 def test_a_part_that_is_stopped_does_not_hold_up_its_replica(loop, rollout):
-    """Once after its server has come up, when the next one has to start; and once before it answers."""
-    strikes = Strikes("stopped part")
-    hangs = Fault(actor="part/0", point="part_asked", action=Action.STOP, incarnation=1)
+    """Once before it answers, and once after its server has come up, when the next one has to start."""
+    strikes = Strikes("far", "stopped part")
+    hangs = Fault(actor="part/0", point="part_asked", action=Action.STOP, incarnation=2)
     with loop_hosts(2) as hosts:
         run = loop(
             plan=[hangs],
@@ -155,8 +157,7 @@ def test_a_part_that_is_stopped_does_not_hold_up_its_replica(loop, rollout):
         )
         assert_nothing_was_lost(run, hosts)
     assert strikes.waiting == []
-    first = run.of("child_exited", child="rollout/0")[0]
-    assert "no part/0, which did not start its server" in json.dumps(first), first
+    assert "no part/0, which did not start its server" in json.dumps(run.of("child_exited", child="rollout/0"))
 
 
 def test_the_other_replicas_go_on(loop, rollout):
@@ -170,7 +171,7 @@ def test_the_other_replicas_go_on(loop, rollout):
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, *seats)),
         )
-        assert_nothing_was_lost(run, hosts)
+        assert_nothing_was_lost(run, hosts, is_back=False)
     assert strikes.waiting == []
     assert len(run.of("child_spawned", child="rollout/1")) == len(run.of("child_spawned", child="part/1")) == 1
 
@@ -184,6 +185,5 @@ def test_a_part_whose_server_does_not_start_is_named_with_its_last_word(loop, ro
         )
         assert run.outcome.exit_code == 1
         hosts.assert_nothing_is_left(run)
-    ends = json.dumps(run.of("child_exited", child="rollout/0"))
-    assert "linked to `part/0`, which failed" in ends
-    assert "exit code 3; its last word: ValueError: no such model" in ends
+    assert "linked to `part/0`, which failed" in run.outcome.reason
+    assert "node 1 ended with exit code 3; its last word: ValueError: no such model" in run.outcome.reason
