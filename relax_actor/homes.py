@@ -54,6 +54,11 @@ def members_of(replica: int, hosts: int) -> tuple[str, ...]:
     return (f"{ROLLOUT}/{replica}", *parts_of(replica, hosts))
 
 
+def is_part(actor: str) -> bool:
+    """Whether an actor is the part of a replica on a further host."""
+    return actor.startswith(f"{PART}/")
+
+
 def spread(config: Config, hosts: Sequence[str]) -> Placement:
     """Place a run without devices: rollouts on the hosts in turn, everything else on the first one."""
     rollout = config.rollout
@@ -113,7 +118,7 @@ def loop_hosts(placement: Placement) -> LoopHosts:
 
 def crosses_hosts(placement: Placement) -> bool:
     """Whether some actor is, or may be, on another host than the rows it works on."""
-    works = (*(seat for seat in placement.seats if not _is(seat, PART)), *placement.spares)
+    works = (*(seat for seat in placement.seats if not is_part(seat.actor)), *placement.spares)
     return any(seat.host != placement.hosts[0] for seat in works)
 
 
@@ -169,7 +174,7 @@ def _too_few(role: str, replicas: int, least: int, homeless: Mapping[str, str]) 
 
 def _with_their_rollouts(homeless: Mapping[str, str], hosts: int) -> Mapping[str, str]:
     """Return who waits for a host, rollouts that wait for a part of theirs included."""
-    parts = [name for name in homeless if name.startswith(f"{PART}/")]
+    parts = list(filter(is_part, homeless))
     waiting = {f"{ROLLOUT}/{int(part.partition('/')[2]) // (hosts - 1)}": homeless[part] for part in parts}
     return {**waiting, **homeless}
 
@@ -178,17 +183,13 @@ def _spares(role: str, placement: Placement) -> Sequence[Seat]:
     """Return the spare places of rollouts, or of parts: each has its share, by their numbers."""
     if role not in {ROLLOUT, PART}:
         return ()
-    parts, rollouts = (sum(_is(seat, each) for seat in placement.seats) for each in (PART, ROLLOUT))
-    hosts = 1 + parts // rollouts
+    parts = sum(is_part(seat.actor) for seat in placement.seats)
+    hosts = 1 + parts // max(1, sum(map(_is_rollout, placement.seats)))
     return [spare for n, spare in enumerate(placement.spares) if (n % hosts == 0) == (role == ROLLOUT)]
 
 
-def _is(seat: Seat, role: str) -> bool:
-    return seat.actor.partition("/")[0] == role
-
-
 def _is_rollout(seat: Seat) -> bool:
-    return _is(seat, ROLLOUT)
+    return seat.actor.partition("/")[0] == ROLLOUT
 
 
 def _home(seat: Seat) -> Home:

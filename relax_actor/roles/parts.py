@@ -75,7 +75,7 @@ class Parts:
         return StartError(f"{error.fact} ({words})", error.last_line, error.log)
 
     def end(self) -> None:
-        """Have the parts end their servers before the first node goes, which they would take for a failure."""
+        """Have the parts end their servers first: the first node's end would be a failure to them."""
         asked = [ref.within(SHORT_S).ask(Part.end, self._context.incarnation) for ref in self._begun_refs()]
         for reply in asked:
             reply.exception()

@@ -45,7 +45,8 @@ def test_a_server_or_its_actor_may_die_asleep(run_loop, sglang_python):
     """I2, I4, I5, I7, I8: the trainer's turn goes on, and the next incarnation waits for its own."""
     victims = SleepingVictims()
     slow = [
-        Fault(actor="trainer", point="trained", nth=nth, action=Action.DELAY, seconds=1.5) for nth in (1, 2, 3)
+        Fault(actor="trainer", point="trained", nth=nth, action=Action.DELAY, seconds=1.5)
+        for nth in (1, 2, 3)
     ]
     run = run_loop(
         rollout={"engine": "sglang", "replicas": 1, "max_new_tokens": 12, "sglang_python": sglang_python},
