@@ -1,23 +1,36 @@
 """A replica over two hosts, whichever half of it dies: it starts again whole, and nothing is lost."""
 
 import json
+import secrets
 
 import fake_sglang
 import pytest
 from loop_hosts import loop_hosts
-from loop_run import LoopRunner
-from spread_replicas import Strikes, assert_nothing_was_lost, over
+from loop_run import LoopRunner, assert_trainer_went_on
+from namespaces import make_network, tear_down
+from spread_replicas import Strikes, assert_nothing_was_lost, over, survivors
 
+from relax_actor.app import RunControl
 from relax_actor.faults import Action, Fault
+from relax_actor.node.lease import LeaseTerms
+from relax_actor.telemetry import read_events
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 DEADLINE_S = 200.0
+QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
 
 
 @pytest.fixture
 def loop(tmp_path, tiny_model):
     return LoopRunner(tmp_path, tiny_model)
+
+
+@pytest.fixture
+def network():
+    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
+    yield network
+    tear_down(network)
 
 
 @pytest.fixture
@@ -112,6 +125,62 @@ def test_the_other_replicas_go_on(loop, rollout):
     assert (
         len(run.of("child_spawned", child="rollout/1")) == len(run.of("child_spawned", child="part/1")) == 1
     )
+
+
+class UntilActive:
+    """Stops the run once a rollout samples in another incarnation than the first.
+
+    Args:
+        actor: which.
+        inner: called before.
+        control: of the run.
+    """
+
+    def __init__(self, actor, inner, control):
+        self._actor, self._inner, self._control = actor, inner, control
+
+    def __call__(self, folder):
+        self._inner(folder)
+        active = [
+            event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "child_active"
+        ]
+        if any(event["child"] == self._actor and event["incarnation"] > 1 for event in active):
+            self._control.stop("SIGTERM")
+
+
+def test_a_replica_waits_for_the_lost_host_of_its_part_while_others_go_on(loop, rollout):
+    control, strikes = RunControl(), Strikes("host")
+    with loop_hosts(3) as hosts:
+        placement = over(hosts, "rollout/0=a", "part/0=b", "rollout/1=c", "part/1=a")
+        run = loop(
+            rollout=rollout(replicas=2, token_s=0.02),
+            run={"steps": 1000},
+            on_tick=UntilActive("rollout/0", strikes, control),
+            control=control,
+            deadline_s=DEADLINE_S,
+            **hosts.settings(placement, lease=QUICK_TERMS),
+        )
+        assert run.outcome.exit_code == 143, run.log
+        assert len(run.trained) == len(set(run.trained))
+        assert all(event["balances"] for event in run.of("ledger"))
+        assert_trainer_went_on(run, steps=len(run.of("step")))
+        hosts.assert_nothing_is_left(run)
+    assert strikes.waiting == []
+    assert [event["host"] for event in run.of("host_lost")] == ["b"]
+    assert len(run.of("child_spawned", child="rollout/1")) == 1
+    assert survivors(run) == []
+
+
+def test_the_nodes_of_a_replica_meet_over_a_network(loop, rollout, network):
+    with loop_hosts(3, network) as hosts:
+        run = loop(
+            rollout=rollout(),
+            run={"steps": 3},
+            deadline_s=DEADLINE_S,
+            **hosts.settings(over(hosts, "rollout/0=b", "part/0=c")),
+        )
+        assert_nothing_was_lost(run, hosts)
+    assert len(run.of("part_started")) == 1
 
 
 def test_a_part_whose_server_does_not_start_is_named_with_its_last_word(loop, rollout):

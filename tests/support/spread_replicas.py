@@ -46,7 +46,8 @@ class Strikes:
 
     Args:
         whats: which process is killed: `far` and `near` are the servers, `far scheduler` a child of one,
-            `part` and `rollout` the actors; a `stopped part` is stopped.
+            `part` and `rollout` the actors, `host` the node agent of the part's host; a `stopped part` is
+            stopped.
         replica: whose.
     """
 
@@ -66,10 +67,19 @@ class Strikes:
         far = self._last(events, "part_started", self._part)
         what = self.waiting.pop(0)
         with suppress(ProcessLookupError):
-            self._strike(what, near, far)
+            self._strike(what, near, far, self._agent_of(events, self._part))
 
     @staticmethod
-    def _strike(what, near, far):
+    def _agent_of(events, actor):
+        """Return the pid of the node agent of an actor's host."""
+        spawned = [
+            event for event in events if (event["kind"], event.get("child")) == ("child_spawned", actor)
+        ]
+        joined = [event for event in events if event["kind"] == "host_joined"]
+        return next(each["agent_pid"] for each in reversed(joined) if each["host"] == spawned[-1]["site"])
+
+    @staticmethod
+    def _strike(what, near, far, agent):
         match what:
             case "far":
                 os.kill(far["server_pid"], signal.SIGKILL)
@@ -82,6 +92,8 @@ class Strikes:
                 os.kill(near["server_pid"], signal.SIGKILL)
             case "near":
                 os.kill(near["server_pid"], signal.SIGKILL)
+            case "host":  # of the part: whatever follows its agent
+                os.kill(agent, signal.SIGKILL)
             case "rollout":
                 os.kill(near["pid"], signal.SIGKILL)
 
