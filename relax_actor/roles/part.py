@@ -128,7 +128,7 @@ class Part(Actor):
         first = server_settings(
             config, devices, context_tokens=model_config(config)["max_position_embeddings"]
         )
-        settings = msgspec.structs.replace(first, node=self._node, meeting=meeting)
+        settings = msgspec.structs.replace(first, node=self._node, meeting=meeting, address=self.ctx.listen)
         return Server(settings, server_log(self.ctx), remember=lambda files: remember(self.ctx, files))
 
     def _died(self, what: str) -> None:

@@ -58,7 +58,7 @@ def _engine(
         config, devices, context_tokens=model["max_position_embeddings"], keep_fds=keep_fds
     )
     return SglangEngine(
-        msgspec.structs.replace(server, meeting=parts.meeting),
+        msgspec.structs.replace(server, meeting=parts.meeting, address=context.listen),
         GenerationSettings(
             seed=config.run.seed,
             deterministic=rollout.deterministic,

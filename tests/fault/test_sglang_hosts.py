@@ -1,13 +1,12 @@
 """A replica over two hosts, whichever half of it dies: it starts again whole, and nothing is lost."""
 
 import json
-import secrets
 
 import fake_sglang
 import pytest
 from loop_hosts import loop_hosts
-from loop_run import LoopRunner, assert_trainer_went_on
-from namespaces import make_network, tear_down
+from loop_run import assert_trainer_went_on
+from namespaces import some_network
 from spread_replicas import Strikes, assert_nothing_was_lost, over, survivors
 
 from relax_actor.app import RunControl
@@ -19,18 +18,6 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 DEADLINE_S = 200.0
 QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
-
-
-@pytest.fixture
-def loop(tmp_path, tiny_model):
-    return LoopRunner(tmp_path, tiny_model)
-
-
-@pytest.fixture
-def network():
-    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
-    yield network
-    tear_down(network)
 
 
 @pytest.fixture
@@ -51,9 +38,9 @@ def rollout(tmp_path):
     return settings
 
 
-def test_a_replica_over_two_hosts_samples_and_leaves_nothing(loop, rollout):
+def test_a_replica_over_two_hosts_samples_and_leaves_nothing(run_loop, rollout):
     with loop_hosts(2) as hosts:
-        run = loop(rollout=rollout(), **hosts.settings(over(hosts, "rollout/0=a", "part/0=b")))
+        run = run_loop(rollout=rollout(), **hosts.settings(over(hosts, "rollout/0=a", "part/0=b")))
         assert_nothing_was_lost(run, hosts)
     assert {event["route"] for event in run.of("engine_updated")} == {"group"}
     (part,), (engine,) = run.of("part_started"), run.of("engine_started")
@@ -69,11 +56,11 @@ def test_a_replica_over_two_hosts_samples_and_leaves_nothing(loop, rollout):
     assert list((run.folder / "crash").iterdir()) == []
 
 
-def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(loop, rollout):
+def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(run_loop, rollout):
     """The server's half on the other host, the part, the half on its own host, the rollout; each once."""
     strikes = Strikes("far", "part", "near", "rollout")
     with loop_hosts(2) as hosts:
-        run = loop(
+        run = run_loop(
             rollout=rollout(token_s=0.01),
             run={"steps": 7},
             on_tick=strikes,
@@ -89,12 +76,12 @@ def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(loop, roll
     assert len(parts) == len(set(parts)), "a part served twice"
 
 
-def test_a_part_that_is_stopped_does_not_hold_up_its_replica(loop, rollout):
+def test_a_part_that_is_stopped_does_not_hold_up_its_replica(run_loop, rollout):
     """Once before it answers, and once after its server has come up, when the next one has to start."""
     strikes = Strikes("far", "stopped part")
     hangs = Fault(actor="part/0", point="part_asked", action=Action.STOP, incarnation=2)
     with loop_hosts(2) as hosts:
-        run = loop(
+        run = run_loop(
             plan=[hangs],
             rollout=rollout(token_s=0.01),
             run={"steps": 4},
@@ -109,11 +96,11 @@ def test_a_part_that_is_stopped_does_not_hold_up_its_replica(loop, rollout):
     )
 
 
-def test_the_other_replicas_go_on(loop, rollout):
+def test_the_other_replicas_go_on(run_loop, rollout):
     strikes = Strikes("far", "part")
     with loop_hosts(2) as hosts:
         seats = ("rollout/0=a", "part/0=b", "rollout/1=b", "part/1=a")
-        run = loop(
+        run = run_loop(
             rollout=rollout(replicas=2, token_s=0.02),
             run={"steps": 6},
             on_tick=strikes,
@@ -148,11 +135,11 @@ class UntilActive:
             self._control.stop("SIGTERM")
 
 
-def test_a_replica_waits_for_the_lost_host_of_its_part_while_others_go_on(loop, rollout):
+def test_a_replica_waits_for_the_lost_host_of_its_part_while_others_go_on(run_loop, rollout):
     control, strikes = RunControl(), Strikes("host")
     with loop_hosts(3) as hosts:
         placement = over(hosts, "rollout/0=a", "part/0=b", "rollout/1=c", "part/1=a")
-        run = loop(
+        run = run_loop(
             rollout=rollout(replicas=2, token_s=0.02),
             run={"steps": 1000},
             on_tick=UntilActive("rollout/0", strikes, control),
@@ -171,9 +158,9 @@ def test_a_replica_waits_for_the_lost_host_of_its_part_while_others_go_on(loop, 
     assert survivors(run) == []
 
 
-def test_the_nodes_of_a_replica_meet_over_a_network(loop, rollout, network):
-    with loop_hosts(3, network) as hosts:
-        run = loop(
+def test_the_nodes_of_a_replica_meet_over_a_network(run_loop, rollout):
+    with some_network() as network, loop_hosts(3, network) as hosts:
+        run = run_loop(
             rollout=rollout(),
             run={"steps": 3},
             deadline_s=DEADLINE_S,
@@ -183,9 +170,9 @@ def test_the_nodes_of_a_replica_meet_over_a_network(loop, rollout, network):
     assert len(run.of("part_started")) == 1
 
 
-def test_a_part_whose_server_does_not_start_is_named_with_its_last_word(loop, rollout):
+def test_a_part_whose_server_does_not_start_is_named_with_its_last_word(run_loop, rollout):
     with loop_hosts(2) as hosts:
-        run = loop(
+        run = run_loop(
             rollout=rollout(die_at_start=True, far_dies=True),
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, "rollout/0=a", "part/0=b")),

@@ -48,6 +48,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Which of them it is; the first one alone answers."""
     meeting: str = ""
     """Address and port where the nodes meet, in the first one; see `meeting_address`."""
+    address: str = ""
+    """Of its host, as the other nodes reach it."""
     mem_fraction: float = 0.0
     """Share of a GPU's memory for weights and cache; 0 is SGLang's own choice."""
     deterministic: bool = False
@@ -105,7 +107,14 @@ def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python:
     passed = {name: value for name, value in own.items() if name not in kept_back}
     if settings.python == own_python and "PYTHONPATH" in own:
         passed["PYTHONPATH"] = own["PYTHONPATH"]
-    return {**passed, **_constant(), **_threadless(settings), **_devices(settings), **settings.env}
+    return {
+        **passed,
+        **_constant(),
+        **_threadless(settings),
+        **_devices(settings),
+        **_host(settings),
+        **settings.env,
+    }
 
 
 def _nodes(settings: ServerSettings) -> list[str]:
@@ -156,6 +165,11 @@ def _constant() -> dict[str, str]:
         "no_proxy": "*",
         "NO_PROXY": "*",
     }
+
+
+def _host(settings: ServerSettings) -> dict[str, str]:
+    """Return what SGLang would otherwise take from the way to the internet, if there is one."""
+    return {"SGLANG_HOST_IP": settings.address} if settings.nodes > 1 and settings.address else {}
 
 
 def _threadless(settings: ServerSettings) -> dict[str, str]:

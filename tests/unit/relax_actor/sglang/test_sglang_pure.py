@@ -89,6 +89,9 @@ def test_the_nodes_of_a_server_are_told_where_they_meet():
     assert (value(words, "--dist-init-addr"), value(words, "--tp-size")) == ("10.0.0.1:7003", "4")
     assert 0 < int(value(words, "--dist-timeout")) < START_S
     assert meeting_address("fd00::1", 7003) == "[fd00::1]:7003"
+    environ = environment(settings(nodes=2, address="10.0.0.1"), {}, own_python="/py")
+    assert environ["SGLANG_HOST_IP"] == "10.0.0.1"
+    assert "SGLANG_HOST_IP" not in environment(settings(address="10.0.0.1"), {}, own_python="/py")
 
 
 def test_a_server_has_room_for_a_request_more_and_for_what_it_keeps_of_every_request():
