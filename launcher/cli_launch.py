@@ -58,29 +58,20 @@ def launch(
     **values: Any,
 ) -> int:
     """See the help above; a docstring would be shown instead of it."""
-    from launcher.launch import Request  # noqa: PLC0415 - see the module `cli`
-    from launcher.launch import launch as carry_out  # noqa: PLC0415
-
     far, near = values.pop("dry_run_on_hosts"), values.pop("dry_run")
     if as_json and not (near or far):
         raise click.UsageError("`--json` prints the plan of a dry run: give --dry-run, too")
     values["dry_run"] = "remote" if far else "local" if near else None
-    config_path, overrides = _split(arguments)
-    flags, words = divided(values)
-    request = Request(
-        config_path=config_path,
-        overrides=overrides,
-        flags=flags,
-        words=words,
+    return _carry_out(
+        arguments,
+        values,
         dry_run=near or far,
         as_json=as_json,
         tensorboard=tensorboard,
         tag_output=tag_output,
-        argv=click.get_current_context().meta[WORDS],
         color=color,
         live=False if tag_output else live,  # lines and a picture that is redrawn do not go together
     )
-    return carry_out(request, sys.stdout)
 
 
 @click.command(
@@ -102,21 +93,20 @@ def launch(
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as one JSON object.")
 def plan(arguments: tuple[str, ...], *, as_json: bool, **values: Any) -> int:
     """See the help above; a docstring would be shown instead of it."""
-    from launcher.launch import Request  # noqa: PLC0415 - see the module `cli`
-    from launcher.launch import launch as carry_out  # noqa: PLC0415
+    return _carry_out(arguments, values, dry_run=True, as_json=as_json)
+
+
+def _carry_out(arguments: tuple[str, ...], values: dict[str, Any], **how: Any) -> int:
+    """Launch, or what a launch does without starting anything; `how` are fields of the request."""
+    from launcher.launch import Request, launch  # noqa: PLC0415 - see the module `cli`
 
     config_path, overrides = _split(arguments)
     flags, words = divided(values)
+    argv = click.get_current_context().meta[WORDS]
     request = Request(
-        config_path=config_path,
-        overrides=overrides,
-        flags=flags,
-        words=words,
-        argv=click.get_current_context().meta[WORDS],
-        dry_run=True,
-        as_json=as_json,
+        config_path=config_path, overrides=overrides, flags=flags, words=words, argv=argv, **how
     )
-    return carry_out(request, sys.stdout)
+    return launch(request, sys.stdout)
 
 
 @click.command(

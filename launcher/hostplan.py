@@ -13,7 +13,8 @@ from launcher.columns import aligned, size
 from launcher.estimate import Estimate
 from launcher.hostlist import fold
 from launcher.options import LaunchOptions
-from launcher.placing import Room, store_hosts
+from launcher.placing import store_hosts
+from launcher.stalls import Room
 from relax_actor.homes import ROLLOUT, is_part
 from relax_actor.placement import Placement
 from transport.ports import VARIABLE

@@ -14,8 +14,8 @@ from launcher.hostlist import fold
 from launcher.hostplan import HostsPlan, plan_hosts, render_hosts
 from launcher.modelfolder import model_shape
 from launcher.options import LaunchOptions
-from launcher.placing import Room
 from launcher.runfolder import RunFolder
+from launcher.stalls import Room
 from launcher.toml import to_toml
 from relax_actor.config import Config
 from relax_actor.homes import PART, ROLLOUT

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from relax_actor.config import RolloutConfig
 from relax_actor.visible import visible_gpus
 
 CPU = "cpu"
@@ -63,6 +64,28 @@ def replica_groups(setting: str, gpus: int, size: int) -> list[tuple[str, ...]]:
     return [tuple(f"cuda:{start + place}" for place in range(size)) for start in starts]
 
 
+def trainer_gpus(setting: str, gpus: int) -> tuple[str, ...]:
+    """Return torch's name of the trainer's GPU, if it has one; see `trainer_device`."""
+    return _on_gpu(trainer_device(setting, gpus))
+
+
+def rollout_gpus(rollout: RolloutConfig, gpus: int) -> tuple[str, ...]:
+    """Return torch's names of the GPUs that any replica may have.
+
+    Args:
+        rollout: engine, replicas and device; a server's spares may have GPUs of their own.
+        gpus: how many the host has.
+    """
+    if rollout.engine == "scripted":
+        return ()
+    if rollout.engine == "sglang":
+        groups = replica_groups(rollout.device, gpus, rollout.gpus_each)
+        used = groups if rollout.spares else groups[: rollout.replicas]
+        return tuple(gpu for group in used for device in group for gpu in _on_gpu(device))
+    devices = (rollout_device(rollout.device, replica, gpus) for replica in range(rollout.replicas))
+    return tuple(dict.fromkeys(gpu for device in devices for gpu in _on_gpu(device)))
+
+
 def visible_names(devices: Sequence[str], env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return what CUDA_VISIBLE_DEVICES of another process has to name for it to have these devices.
 
@@ -73,3 +96,7 @@ def visible_names(devices: Sequence[str], env: Mapping[str, str] = os.environ) -
     own = [name.strip() for name in env.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     indices = [int(device.partition(":")[2] or 0) for device in devices if device != CPU]
     return tuple(own[index] if index < len(own) else str(index) for index in indices)
+
+
+def _on_gpu(device: str) -> tuple[str, ...]:
+    return () if device == CPU else (device,)

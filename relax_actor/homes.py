@@ -8,7 +8,7 @@ import msgspec
 from relax_actor.config import Config
 from relax_actor.devices import CPU
 from relax_actor.placement import Placement, Seat
-from relax_actor.supervision.spec import ChildSpec, Home, SpecError, actor_names
+from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec, actor_names
 
 ROLLOUT = "rollout"
 PART = "part"
@@ -135,6 +135,23 @@ def settled(spec: ChildSpec, placement: Placement) -> ChildSpec:
     seats = [placement.seat(name) for name in names]
     spares = _spares(spec.id, placement)
     return msgspec.structs.replace(spec, homes=tuple(map(_home, (*seats, *spares))), devices=())
+
+
+def settled_tree(spec: SupervisorSpec, placement: Placement) -> SupervisorSpec:
+    """Return a tree with everybody's places, but those that have one already; see `settled`.
+
+    Raises:
+        UnplacedError: as `settled`.
+    """
+    children = [
+        settled_tree(child, placement)
+        if isinstance(child, SupervisorSpec)
+        else child
+        if child.hosts
+        else settled(child, placement)
+        for child in spec.children
+    ]
+    return msgspec.structs.replace(spec, children=tuple(children))
 
 
 def on_devices(config: Config, placement: Placement) -> Config:

@@ -4,15 +4,6 @@ from typing import NewType
 
 import msgspec
 
-RunId = NewType("RunId", str)
-"""Eight hex digits that mark everything one run owns."""
-
-ActorName = NewType("ActorName", str)
-"""`role/replica`, such as `rollout/3`, or a bare role where there is only one: `queue`."""
-
-Incarnation = NewType("Incarnation", int)
-"""How many times this child has been started, from 1."""
-
 GroupId = NewType("GroupId", int)
 """Position of a prompt in the run's prompt stream, from 0; negative for evaluation prompts."""
 

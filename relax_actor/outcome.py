@@ -62,16 +62,17 @@ class RunControl:
 
 
 def watch(
-    supervisor: Supervisor, config: Config, control: RunControl, on_tick: Callable[[], None] | None
+    supervisor: Supervisor, config: Config, control: RunControl | None, on_tick: Callable[[], None] | None
 ) -> Outcome:
     """Return how a run ended; meanwhile do as `control` says, and stop it where it is hopeless.
 
     Args:
         supervisor: of the run's tree, started.
         config: the run's.
-        control: how the caller ends it early.
+        control: how the caller ends it early, if it may.
         on_tick: called about ten times a second, in this thread.
     """
+    control = control or RunControl()
     told_to_stop = told_to_kill = False
     hopeless = ""
     preemption = Preemption(supervisor, config.run.grace_s)

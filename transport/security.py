@@ -10,10 +10,8 @@ connection is refused. Traffic is encrypted and has forward secrecy (RFC 26).
 """
 
 import asyncio
-import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import zmq
@@ -74,39 +72,10 @@ class CurveKeys:
             client_secret=client_secret,
         )
 
-    @classmethod
-    def read_private(cls, path: Path) -> "CurveKeys":
-        """Read the file that `write_private` wrote.
-
-        Raises:
-            KeysError: others than its owner could read or write it, or these are no keys.
-            OSError: there is no such file.
-        """
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777
-            if mode & 0o077:
-                raise KeysError(str(path), f"expected mode 0600, got {mode:04o}: others may have read them")
-            return cls.from_bytes(file.read(), str(path))
-
     def to_bytes(self) -> bytes:
-        """Write the keys as five lines of ASCII, for a private file or a pipe."""
+        """Write the keys as five lines of ASCII, for a pipe."""
         keys = (self.server_public, self.server_secret, self.client_public, self.client_secret)
         return b"\n".join((_HEADER, *keys)) + b"\n"
-
-    def write_private(self, path: Path) -> None:
-        """Write the keys to a file that is whole, and only its owner's, from the moment it is there.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, made with its mode
-            file.write(self.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
 
     def secure_listener(self, socket: "zmq.Socket[bytes]") -> None:
         """Let only channels of this run in; a `Gatekeeper` must run in the same context."""

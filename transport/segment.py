@@ -4,8 +4,9 @@ import mmap
 import os
 import re
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transport.closing import Closing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -88,7 +89,7 @@ def parse_name(name: str) -> SegmentName:
     return SegmentName(run_id, owner.replace("~", "/"), int(incarnation), label)
 
 
-class Segment:
+class Segment(Closing):
     """A mapped segment. Made by `ShmSpace` and `Mappings`, never directly.
 
     Attributes:
@@ -144,14 +145,6 @@ class Segment:
         # Dropped, not released: numpy and torch point into the memory without exporting the buffer, so a
         # release would succeed and leave their views dangling. Reference counts know better.
         self._buf = self._mapping = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class SegmentLock:

@@ -20,10 +20,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Final, Self
 
 from transport.address import Address
+from transport.closing import Closing
 from transport.errors import TransportError
 from transport.ports import bind_allowed, listening_socket
 
@@ -61,7 +61,7 @@ class StreamTimeoutError(StreamError):
     """Nothing moved for as long as one may wait."""
 
 
-class Stream:
+class Stream(Closing):
     """One connection; one thread may send while another receives, and any may `end` it.
 
     Attributes:
@@ -156,14 +156,6 @@ class Stream:
         """End the stream and give its descriptor back: for the thread that uses it. Idempotent."""
         self.end()
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _send_all(self, *data: memoryview) -> None:
         left = deque(data)

@@ -4,8 +4,9 @@
 
 `start`: what a start consists of, the second time with everything cached. `throughput`: the same prompts
 through the engine and straight to its server, in turn. `versions`: an install in the middle of 32 requests,
-and the log-probs of every token by both versions. `deterministic`: the same samples after a kill, in another
-order and half of them continued. Every part runs whatever became of the others.
+and the log-probs of every token by both versions; `retract`: the same in that mode. `deterministic`: the
+same samples after a kill, in another order and half of them continued. Every part runs whatever became of
+the others.
 """
 
 import argparse
@@ -124,9 +125,17 @@ class Bench:
             "ratio": spread(ratios),
         }
 
-    def versions(self) -> dict[str, Any]:
+    def retract(self) -> dict[str, Any]:
+        """Let an install send the requests back to the queue: every token is then exactly of one version."""
+        self.close()
+        try:
+            return self.versions(update_mode="retract")
+        finally:
+            self.close()
+
+    def versions(self, update_mode: str = "auto") -> dict[str, Any]:
         """Install in the middle of 32 requests, then ask both versions about every token."""
-        self.open(at=1)
+        self.open(at=1, update_mode=update_mode)
         new_tokens = 1024 if self.args.shape != "tiny" else 200
         batch = requests(32, prompt_tokens=64, new_tokens=new_tokens, first=90_000)
         self.engine.submit(batch)

@@ -32,8 +32,7 @@ Refused
 
 from collections.abc import Iterable
 from operator import attrgetter
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +43,7 @@ from relax_actor.dcs.manifest import BucketEntry, Manifest, TensorEntry
 from relax_actor.dcs.shelf import Shelf, Staging
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.closing import Closing
 from transport.shm import ShmSpace
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 Weights = Iterable[tuple[str, "npt.NDArray[Any] | Tensor"]]
 
 
-class PolicyPublisher:
+class PolicyPublisher(Closing):
     """Offers policy versions to the readers of one host. A run has one at a time.
 
     Making one removes what a dead publisher left half-written and keeps what it completed.
@@ -110,14 +110,6 @@ class PolicyPublisher:
     def close(self) -> None:
         """Let another publisher follow; what is published stays. Idempotent."""
         self._shelf.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _write(staging: Staging, index: int, bucket: Bucket) -> BucketEntry:

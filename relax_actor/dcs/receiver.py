@@ -5,8 +5,7 @@ Opening takes a lease on every bucket, so what is open never changes; see publis
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ from relax_actor.dcs.manifest import (
 from relax_actor.errors import RelaxError
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.closing import Closing
 from transport.mappings import Mappings
 from transport.shm import Segment, SegmentBusyError, SegmentMissingError, ShmSpace, parse_name
 
@@ -54,7 +54,7 @@ class PolicyMissingError(RelaxError):
         super().__init__(f"{wanted} {where}; {newest}")
 
 
-class PolicySnapshot:
+class PolicySnapshot(Closing):
     """One policy version, leased: its bytes stay as they are until `close`, and as long as any view lives."""
 
     def __init__(self, manifest: Manifest, segments: list[Segment]) -> None:
@@ -105,14 +105,6 @@ class PolicySnapshot:
         """Give the lease back; with views still out, the last of them does. Idempotent."""
         for segment in self._segments:
             segment.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _entries(self) -> Iterator[tuple[TensorEntry, npt.NDArray[np.uint8]]]:
         reached = -1

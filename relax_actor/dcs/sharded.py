@@ -23,8 +23,7 @@ Refused
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +36,7 @@ from relax_actor.dcs.reshard_arrays import carry_out
 from relax_actor.dcs.shelf import Shelf, Staging
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.closing import Closing
 from transport.shm import Segment, SegmentMissingError, ShmSpace
 
 Shards = Mapping[str, npt.NDArray[np.uint8]]
@@ -45,7 +45,7 @@ Shards = Mapping[str, npt.NDArray[np.uint8]]
 SUMS_LABEL = "sums"
 
 
-class ShardedPublisher:
+class ShardedPublisher(Closing):
     """One rank's part in offering policy versions to the readers of its host; all ranks are on one host.
 
     Args:
@@ -120,14 +120,6 @@ class ShardedPublisher:
         self._mapped.clear()
         if self._shelf is not None:
             self._shelf.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- rank 0 ---------------------------------------------------------------------------------
 

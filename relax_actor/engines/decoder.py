@@ -21,7 +21,34 @@ from relax_actor.moe import file_names, routers
 from relax_actor.rl.routing import layout_of
 
 
-class Decoder:
+class Network:
+    """A model whose weights are copied into it."""
+
+    _loader: "WeightLoader"
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights in place; of tied names one is enough.
+
+        Raises:
+            KeyError: a name the model does not have, or one that no load has brought so far.
+            ValueError: a shape that does not fit.
+        """
+        self._loader.load(weights)
+
+    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Show weights by name; raises `KeyError` for one the model does not have."""
+        return self._loader.read(names)
+
+    def sleep(self) -> None:
+        """Free the memory of the weights, whose names and shapes stay."""
+        self._loader.sleep()
+
+    def wake(self) -> None:
+        """Take memory for the weights, all of which the next load has to bring."""
+        self._loader.wake()
+
+
+class Decoder(Network):
     """The policy's network, on one device, never trained here.
 
     Args:
@@ -93,27 +120,6 @@ class Decoder:
             **{self._cache_name: cache.hf_cache},
         ).logits
         return logits[:, 0]
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy weights in place; of tied names one is enough.
-
-        Raises:
-            KeyError: a name the model does not have, or one that no load has brought so far.
-            ValueError: a shape that does not fit.
-        """
-        self._loader.load(weights)
-
-    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Show weights by name; raises `KeyError` for one the model does not have."""
-        return self._loader.read(names)
-
-    def sleep(self) -> None:
-        """Free the memory of the weights, whose names and shapes stay."""
-        self._loader.sleep()
-
-    def wake(self) -> None:
-        """Take memory for the weights, all of which the next load has to bring."""
-        self._loader.wake()
 
     def _route_slots(self, rows: int, capacity_tokens: int) -> RouteSlots:
         if self._layout is None:

@@ -4,7 +4,7 @@ Every decode step computes the whole text and its images again. That is right fo
 about small images, and needs neither a cache nor positions of its own; long answers want an engine with one.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from relax_actor.engines.base import Request
-from relax_actor.engines.decoder import WeightLoader, build_model
+from relax_actor.engines.decoder import Network, WeightLoader, build_model
 from relax_actor.engines.errors import RequestError
 from relax_actor.engines.running import RunningSample
 from relax_actor.engines.transformers_engine import BatchingEngine
@@ -61,7 +61,7 @@ class VisionEngine(BatchingEngine):
         super().submit(requests)
 
 
-class VisionNetwork:
+class VisionNetwork(Network):
     """The policy's network with uninitialised weights, on one device, never trained here.
 
     Args:
@@ -81,22 +81,6 @@ class VisionNetwork:
         text = config.get_text_config()
         self.vocabulary: int = text.vocab_size
         self.context_tokens: int = text.max_position_embeddings
-
-    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy weights in place; raises as `relax_actor.engines.decoder.Decoder.load`."""
-        self._loader.load(weights)
-
-    def weights(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-        """Show weights by name; raises `KeyError` for one the model does not have."""
-        return self._loader.read(names)
-
-    def sleep(self) -> None:
-        """Free the memory of the weights."""
-        self._loader.sleep()
-
-    def wake(self) -> None:
-        """Take memory for the weights, all of which the next load has to bring."""
-        self._loader.wake()
 
     def check_images(self, request: Request) -> None:
         """Refuse a prompt whose placeholders are not those of its images.

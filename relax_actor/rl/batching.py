@@ -1,6 +1,5 @@
 """How a batch is dealt to optimizer updates and micro-batches. Imports no torch: launchers use it too."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -131,17 +130,6 @@ def nearest_multiples(value: int, multiple: int) -> tuple[int, int]:
     lower = max(1, value // multiple) * multiple
     upper = max(1, -(-value // multiple)) * multiple
     return lower, upper
-
-
-def legal_values_nearby(value: int, divisors: Sequence[int]) -> tuple[int, int]:
-    """Return the values around `value` that every one of `divisors` divides; see `nearest_multiples`.
-
-    Raises:
-        ValueError: a divisor is below 1.
-    """
-    for divisor in divisors:
-        _require_positive("divisor", divisor)
-    return nearest_multiples(value, math.lcm(*divisors))
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -25,15 +25,6 @@ def staleness(trainer_version: int, oldest_version: int) -> int:
     return trainer_version - oldest_version
 
 
-def is_allowed(trainer_version: int, oldest_version: int, max_staleness: int) -> bool:
-    """Return whether a sample may still be trained on; 0 allows only the trainer's own version.
-
-    Raises:
-        ValueError: as `staleness` does.
-    """
-    return staleness(trainer_version, oldest_version) <= max_staleness
-
-
 def histogram(trainer_version: int, oldest_versions: Iterable[int]) -> dict[int, int]:
     """Count samples by staleness.
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from relax_actor.engines.base import NO_PREFIX, Completion, Prefix
 from relax_actor.errors import RoutedExpertsError
 from relax_actor.ids import GroupId, LeaseId, PolicyVersion, SampleIndex
-from relax_actor.protocol import PromptLease, SampleChunk, TensorRef
+from relax_actor.protocol import PromptLease, SampleChunk, SampleReady, TensorRef
 from relax_actor.rl import routing
 from relax_actor.rl.routing import RouteLayout
 from relax_actor.roles.rows import Rows
@@ -86,18 +86,29 @@ def write_rows(
 
 def sample_chunk(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleChunk:
     """Say where the tokens so far of a sample are."""
-    oldest, newest = version_span(completion.versions)
-    return SampleChunk(
-        group_id=completion.request.group_id,
-        sample_index=completion.request.sample_index,
-        lease_id=lease_id,
-        tokens=row["tokens"],
-        logprobs=row["logprobs"],
-        versions=row["versions"],
-        oldest_version=oldest,
-        newest_version=newest,
-        routed_experts=row.get("routed_experts"),
+    return SampleChunk(**_written(completion, row, lease_id))
+
+
+def sample_ready(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> SampleReady:
+    """Say where a finished sample is."""
+    return SampleReady(
+        **_written(completion, row, lease_id),
+        finish_reason=completion.finish_reason,
+        continued_tokens=len(completion.request.prefix.tokens),
     )
+
+
+def _written(completion: Completion, row: Mapping[str, TensorRef], lease_id: LeaseId) -> dict[str, Any]:
+    """Return what is said of a sample, finished or not: `row` has the names of the fields."""
+    oldest, newest = version_span(completion.versions)
+    return {
+        "group_id": completion.request.group_id,
+        "sample_index": completion.request.sample_index,
+        "lease_id": lease_id,
+        "oldest_version": oldest,
+        "newest_version": newest,
+        **row,
+    }
 
 
 def version_span(versions: npt.NDArray[np.int32]) -> tuple[PolicyVersion, PolicyVersion]:

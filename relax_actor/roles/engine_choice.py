@@ -58,41 +58,36 @@ def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = C
 
     torch is imported only where it is needed.
     """
-    rollout = config.rollout
-    if rollout.engine == "scripted":
-        from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
-
-        return ScriptedEngine(
-            seed=config.run.seed,
-            slots=rollout.max_in_flight,
-            vocab=scripted_vocabulary(config, stop_token_ids),
-            stop_token_id=stop_token_ids[0],
-            token_s=rollout.scripted_token_s,
-        )
+    if config.rollout.engine == "scripted":
+        return _scripted(config, stop_token_ids)
     _make_current(device)
+    rollout = config.rollout
+    common: dict[str, Any] = {
+        "seed": config.run.seed,
+        "slots": rollout.max_in_flight,
+        "dtype": config.model.dtype,
+        "deterministic": rollout.deterministic,
+        "threads": rollout.threads,
+        "device": device,
+    }
     if "vision_config" in model_config(config):
         from relax_actor.engines.vision_engine import VisionEngine  # noqa: PLC0415 - needs torch
 
-        return VisionEngine(
-            Path(config.model.path),
-            seed=config.run.seed,
-            slots=rollout.max_in_flight,
-            dtype=config.model.dtype,
-            deterministic=rollout.deterministic,
-            threads=rollout.threads,
-            device=device,
-        )
+        return VisionEngine(Path(config.model.path), **common)
     from relax_actor.engines.transformers_engine import TransformersEngine  # noqa: PLC0415 - needs torch
 
-    return TransformersEngine(
-        Path(config.model.path),
+    return TransformersEngine(Path(config.model.path), **common, record_routes=config.train.use_r3)
+
+
+def _scripted(config: Config, stop_token_ids: tuple[int, ...]) -> Engine:
+    from relax_actor.engines.scripted import ScriptedEngine  # noqa: PLC0415 - the other one needs torch
+
+    return ScriptedEngine(
         seed=config.run.seed,
-        slots=rollout.max_in_flight,
-        dtype=config.model.dtype,
-        deterministic=rollout.deterministic,
-        threads=rollout.threads,
-        device=device,
-        record_routes=config.train.use_r3,
+        slots=config.rollout.max_in_flight,
+        vocab=scripted_vocabulary(config, stop_token_ids),
+        stop_token_id=stop_token_ids[0],
+        token_s=config.rollout.scripted_token_s,
     )
 
 

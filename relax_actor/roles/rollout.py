@@ -4,10 +4,8 @@
 steps (`dcs.replica`), without dropping the samples in flight; the trainer takes no part.
 """
 
-import time
 from collections.abc import Sequence
 
-from relax_actor.actor import Reply
 from relax_actor.config import Config
 from relax_actor.dcs.disk import DiskSource
 from relax_actor.dcs.loans import Lender
@@ -22,23 +20,18 @@ from relax_actor.engines.errors import RequestError
 from relax_actor.faults import point
 from relax_actor.homes import LoopHosts
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
-from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk, SampleReady, TensorRef
-from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, version_span, write_rows
+from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk
+from relax_actor.roles.busy import BusySpans
+from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, sample_ready, write_rows
 from relax_actor.roles.engine_choice import make_rollout_engine, route_layout, sampling_params
 from relax_actor.roles.lending import ActorPeers, LendingActor
+from relax_actor.roles.prompt_loans import PromptLoans
 from relax_actor.roles.putting import Putting
 from relax_actor.roles.queue import TransferQueue
-from relax_actor.roles.rows import Arrival, rows_of
+from relax_actor.roles.rows import rows_of
 from relax_actor.roles.sleeping import Sleeping, first_turn, goes_on
 from relax_actor.roles.staging import gpu_sources
-from relax_actor.transfer_queue.storage import refs_of
 from transport.shm import SegmentMissingError, SegmentSpaceError, ShmSpace
-
-PARK_S = 20.0
-"""How long a request for prompts waits in the queue before it is asked again."""
-
-SPAN_S = 0.5
-"""Generating is reported in stretches of at most this."""
 
 
 class Rollout(LendingActor):
@@ -60,7 +53,7 @@ class Rollout(LendingActor):
         self._turn = first_turn(config, self.ctx)
         keep_fds = () if self._turn is None else (self._turn.fd,)
         self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx, keep_fds)
-        self._busy_since: float | None = None
+        self._busy = BusySpans("generate", self.ctx.events)
         self._is_active = False  # whether this incarnation has ever had a whole version
         if not self.ctx.is_spare:
             self._join()
@@ -79,8 +72,7 @@ class Rollout(LendingActor):
         self._sleeping = Sleeping(self._turn, self._engine, self._weights, self.ctx, config)
         self._queue = self.ctx.ref("queue", TransferQueue)
         self._leases: dict[tuple[GroupId, SampleIndex], LeaseId] = {}
-        self._asking: Reply[Leased] | None = None
-        self._arriving: tuple[Leased, Arrival] | None = None
+        self._prompts = PromptLoans(self._queue, self._rows, self.ctx)
         self._putting = Putting(self._queue, self._rows, self.ctx)
         self._chunks = Chunks(config.rollout.chunk_tokens)
         self._is_leaving = False
@@ -100,26 +92,26 @@ class Rollout(LendingActor):
         if not is_awake:
             return self._sleeping.look_s
         if not self._engine.in_flight or not self._weights.can_sample or self._rows.is_crowded:
-            self._report_busy(idle=True)
+            self._busy.end()
             waits_s = LOOK_S if self._weights.is_behind else self._engine.idle_s
             return min((s for s in (waits_s, self._sleeping.look_s) if s is not None), default=None)
-        self._busy_since = self._busy_since or time.time()
+        self._busy.begin()
         finished = self._engine.step()
         point("first_token")
         self._put(finished)
         self._reject(self._engine.refused())
         self._put_chunks()
-        self._report_busy(idle=False)
+        self._busy.go_on()
         return 0.0 if finished else min(self._engine.nap_s, LOOK_S)
 
     def on_drain(self) -> None:
         """Take no prompts any more, and finish the samples in flight; see `step`."""
         self._is_leaving = True
-        self._stop_asking()
+        self._prompts.stop_asking()
 
     def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook\'s signature
         """Report the last stretch of work."""
-        self._report_busy(idle=True)
+        self._busy.end()
         self._engine.close()
 
     # -- weights --------------------------------------------------------------------------------
@@ -158,34 +150,17 @@ class Rollout(LendingActor):
     # -- prompts --------------------------------------------------------------------------------
 
     def _take_prompts(self) -> None:
-        if self._asking is not None and self._asking.done():
-            reply, self._asking = self._asking, None
-            if reply.exception() is None:  # else the queue is away: ask its next incarnation
-                self._arriving = reply.result(), self._rows.fetch(_rows_in(reply.result()))
-        if self._arriving is not None and self._arriving[1].done():
-            leased, self._arriving = self._arriving[0], None
+        if (leased := self._prompts.arrived()) is not None:
             self._start(leased)
-        is_asking = self._asking is not None or self._arriving is not None
-        if (
-            not is_asking
-            and not self._is_leaving
-            and self._engine.free_slots > 0
-            and not self._weights.is_behind
-        ):
-            self._asking = self._queue.within(PARK_S * 2).ask(
-                TransferQueue.lease_prompts,
-                self.ctx.holder,
-                self._engine.version,
-                list(dict.fromkeys([*self._leases.values(), *self._putting.leases])),
-                self._engine.free_slots,
-                PARK_S,
-            )
+        slots = self._engine.free_slots
+        if self._prompts.is_idle and not self._is_leaving and slots > 0 and not self._weights.is_behind:
+            held = list(dict.fromkeys([*self._leases.values(), *self._putting.leases]))
+            self._prompts.ask(self._engine.version, held, slots)
 
     @property
     def _has_nothing(self) -> bool:
         """Whether every sample is put, and confirmed."""
-        is_idle = self._asking is None and self._arriving is None
-        return is_idle and not self._engine.in_flight and self._putting.is_done
+        return self._prompts.is_idle and not self._engine.in_flight and self._putting.is_done
 
     def _start(self, leased: Leased) -> None:
         if leased.policy_version is not None:
@@ -228,14 +203,10 @@ class Rollout(LendingActor):
         keys = [(lease.group.group_id, index) for index in lease.missing]
         self._engine.abort([key for key in keys if self._leases.pop(key, None) is not None])
 
-    def _stop_asking(self) -> None:
-        if self._asking is not None and self._asking.cancel():  # the queue gives what came of it to others
-            self._asking = None
-
     def _park(self) -> int:
         """Give up what is in flight, before a sleep: it is leased anew and goes on from its tokens."""
-        self._report_busy(idle=True)
-        self._stop_asking()
+        self._busy.end()
+        self._prompts.stop_asking()
         parked = self._engine.abort(list(self._engine.lengths()))
         if goes_on(self._config):
             self._hand_over_chunks([each for each in parked if len(each.tokens)])
@@ -252,19 +223,7 @@ class Rollout(LendingActor):
         rows = write_rows(self._rows, finished, self._routes)
         point("tensors_written")
         samples = [
-            SampleReady(
-                group_id=done.request.group_id,
-                sample_index=done.request.sample_index,
-                lease_id=self._leases.pop(done.request.key),
-                tokens=row["tokens"],
-                logprobs=row["logprobs"],
-                versions=row["versions"],
-                oldest_version=version_span(done.versions)[0],
-                newest_version=version_span(done.versions)[1],
-                finish_reason=done.finish_reason,
-                continued_tokens=len(done.request.prefix.tokens),
-                routed_experts=row.get("routed_experts"),
-            )
+            sample_ready(done, row, self._leases.pop(done.request.key))
             for done, row in zip(finished, rows, strict=True)
         ]
         self._putting.send(samples)
@@ -316,17 +275,3 @@ class Rollout(LendingActor):
                 samples=len(lease.chunks),
                 tokens=sum(chunk.length for chunk in lease.chunks),
             )
-
-    def _report_busy(self, *, idle: bool) -> None:
-        now = time.time()
-        if self._busy_since is not None and (idle or now - self._busy_since > SPAN_S):
-            self.ctx.events.emit(
-                "span", name="generate", start=self._busy_since, dur_s=now - self._busy_since
-            )
-            self._busy_since = None if idle else now
-
-
-def _rows_in(leased: Leased) -> list[TensorRef]:
-    """Return what has to be here before a lease's samples can begin."""
-    records = [record for lease in leased.prompts for record in (lease.group, *lease.chunks)]
-    return [ref for record in records for ref in refs_of(record)]

@@ -77,6 +77,7 @@ class StepStats:
             "learning_rate": self._updates[-1].learning_rate if self._updates else 0.0,
             "clip_frac": sum(part.clipped_tokens for part in self._parts) / tokens,
             "kl": sum(part.kl_sum for part in self._parts) / tokens,
+            "entropy": sum(part.entropy_sum for part in self._parts) / tokens,
             **self.mismatch_fields(),
             **self._routing_fields(),
             "tokens_per_s": tokens / train_s if train_s > 0 else 0.0,

@@ -12,14 +12,13 @@ from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import Decision, Exit, ExitKind
 from relax_actor.supervision.failure import Ending, Window, own_ending
-from relax_actor.supervision.family import BranchSlot, Family
-from relax_actor.supervision.gang import Gang
+from relax_actor.supervision.family import BranchSlot, Family, place_of
 from relax_actor.supervision.leaf import Leaf
 from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.scaling import scale
 from relax_actor.supervision.slot import Slot
 from relax_actor.supervision.spares import SparePool
-from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec, actor_names
+from relax_actor.supervision.spec import ChildSpec, RestartType, Strategy, SupervisorSpec
 from relax_actor.supervision.states import ChildState, Trigger
 
 
@@ -305,20 +304,10 @@ class Branch(Family):
     def _make_slot(self, spec: ChildSpec | SupervisorSpec, *, is_joining: bool) -> BranchSlot:
         if isinstance(spec, SupervisorSpec):
             return Slot(id=spec.id, nodes=[Branch(spec, self, self._desk)], is_joining=is_joining)
-        pool = SparePool(spec, self.spec.backoff, self, self._desk) if spec.spares else None
-        if pool is not None:
-            self.pools.append(pool)
-        return Slot(
-            id=spec.id,
-            nodes=[
-                Leaf(name, replica, spec, self, self._desk, pool=pool)
-                for replica, name in enumerate(actor_names(spec))
-            ],
-            is_joining=is_joining,
-            gang=Gang(spec.id, self._desk) if spec.gang else None,
-            pool=pool,
-            spec=spec,
-        )
+        slot = place_of(spec, self, self.spec.backoff, self._desk, is_joining=is_joining)
+        if slot.pool is not None:
+            self.pools.append(slot.pool)
+        return slot
 
 
 def _ranks(slot: BranchSlot) -> list[Leaf]:

@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
+from relax_actor.supervision.desk import Desk
+from relax_actor.supervision.gang import Gang
 from relax_actor.supervision.leaf import Leaf
-from relax_actor.supervision.node import Node
+from relax_actor.supervision.node import Node, Parent
 from relax_actor.supervision.slot import Slot
 from relax_actor.supervision.spares import Spare, SparePool
+from relax_actor.supervision.spec import Backoff, ChildSpec, actor_names
 
 if TYPE_CHECKING:
     from relax_actor.supervision.branch import Branch
@@ -63,3 +66,29 @@ class Family(Node):
     def slot_of(self, child: Node) -> BranchSlot:
         """Return the place of a child."""
         return next(slot for slot in self.slots if child in slot.nodes)
+
+
+def place_of(
+    spec: ChildSpec, parent: Parent, backoff: Backoff, desk: Desk, *, is_joining: bool
+) -> BranchSlot:
+    """Return the place for the actors of a child, with its spares and its gang.
+
+    Args:
+        spec: the child's.
+        parent: its supervisor.
+        backoff: of spares that fail, where the child has none of its own.
+        desk: what the whole tree shares.
+        is_joining: whether the supervisor runs already.
+    """
+    pool = SparePool(spec, backoff, parent, desk) if spec.spares else None
+    return Slot(
+        id=spec.id,
+        nodes=[
+            Leaf(name, replica, spec, parent, desk, pool=pool)
+            for replica, name in enumerate(actor_names(spec))
+        ],
+        is_joining=is_joining,
+        gang=Gang(spec.id, desk) if spec.gang else None,
+        pool=pool,
+        spec=spec,
+    )

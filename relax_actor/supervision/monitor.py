@@ -10,11 +10,11 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from enum import IntEnum
-from typing import Self
 
 import msgspec
 
 from relax_actor.supervision.events import Exit
+from transport.closing import Closing
 
 
 class Phase(IntEnum):
@@ -42,7 +42,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.name}#{self.incarnation} {self.phase.name.lower()}{tail}"
 
 
-class Monitor:
+class Monitor(Closing):
     """The events of one actor, for `for` and `async for`; ends when it is closed or the tree is."""
 
     def __init__(self, name: str, hub: "MonitorHub") -> None:
@@ -90,14 +90,6 @@ class Monitor:
         finally:
             with self._changed:
                 self._wakers.remove(waker)
-
-    def __enter__(self) -> Self:
-        """Return itself; leaving the block closes it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop looking."""
-        self.close()
 
     async def _next_async(self, woken: asyncio.Event) -> Seen | None:
         while True:

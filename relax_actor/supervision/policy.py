@@ -4,7 +4,8 @@
     commands = policy.handle(StartAll(), now)
 
 No I/O, no clock, no thread: the shell feeds it facts in the order they happened and obeys the commands in
-the order they are listed. Events and commands live in their own modules and are handed on from here.
+the order they are listed. Its parts are `news` (which fact concerns whom), `requests` (what is asked of a
+running tree) and `branch` (what a supervisor does about it).
 Refused: one policy a supervisor, each with a mailbox, as in OTP. One object for the whole tree decides a
 fault of several levels in one step, and needs no protocol between supervisors that could itself fail.
 """
@@ -12,27 +13,10 @@ fault of several levels in one step, and needs no protocol between supervisors t
 import random
 
 from relax_actor.supervision.branch import Branch
-from relax_actor.supervision.commands import (
-    CancelTimer,
-    Cause,
-    Command,
-    Consult,
-    Finished,
-    GangAbort,
-    Kill,
-    Promote,
-    Regroup,
-    Report,
-    ReportKind,
-    SetTimer,
-    Spawn,
-    SpawnSpare,
-    Stop,
-)
+from relax_actor.supervision.commands import Command, Finished, ReportKind
 from relax_actor.supervision.deadline import StopDeadline
 from relax_actor.supervision.desk import Desk
 from relax_actor.supervision.events import (
-    AddChild,
     AwaitsHost,
     Decided,
     Decision,
@@ -44,75 +28,22 @@ from relax_actor.supervision.events import (
     Gone,
     HostFound,
     InitFailed,
-    KillChild,
     KillRequested,
     LinkAdded,
     Ready,
     Released,
-    RemoveChild,
-    Scale,
     SpareReady,
     StartAll,
     StopRequested,
     TimerFired,
 )
 from relax_actor.supervision.failure import Ending, failure_text, own_ending
-from relax_actor.supervision.family import BranchSlot
 from relax_actor.supervision.news import News
 from relax_actor.supervision.node import Node
-from relax_actor.supervision.scaling import Replicas, joining, leaving
-from relax_actor.supervision.spec import (
-    ChildSpec,
-    SpecError,
-    SupervisorSpec,
-    check,
-    ids,
-    validate,
-)
+from relax_actor.supervision.requests import Requests
+from relax_actor.supervision.scaling import Replicas
+from relax_actor.supervision.spec import SupervisorSpec, validate
 from relax_actor.supervision.status import NodeStatus, status_of
-
-__all__ = [
-    "AddChild",
-    "AwaitsHost",
-    "CancelTimer",
-    "Cause",
-    "Command",
-    "Consult",
-    "Decided",
-    "Decision",
-    "Dying",
-    "Event",
-    "Exit",
-    "ExitKind",
-    "Failed",
-    "Finished",
-    "GangAbort",
-    "Gone",
-    "HostFound",
-    "InitFailed",
-    "Kill",
-    "KillChild",
-    "KillRequested",
-    "LinkAdded",
-    "NodeStatus",
-    "Promote",
-    "Ready",
-    "Regroup",
-    "Released",
-    "RemoveChild",
-    "Report",
-    "ReportKind",
-    "Scale",
-    "SetTimer",
-    "SpareReady",
-    "Spawn",
-    "SpawnSpare",
-    "StartAll",
-    "Stop",
-    "StopRequested",
-    "TimerFired",
-    "TreePolicy",
-]
 
 
 class TreePolicy:
@@ -141,6 +72,7 @@ class TreePolicy:
         self._top = _Top()
         self._root = Branch(spec, self._top, self._desk)
         self._news = News(self._root, self._desk)
+        self._requests = Requests(self._root, self._desk)
         self._deadline = StopDeadline(self._root, self._desk, stop_total_s)
         self._stop_reason = ""
         self._is_finished = False
@@ -185,8 +117,7 @@ class TreePolicy:
         Raises:
             SpecError: there is no such child.
         """
-        slot = self._find_slot(child)[1]
-        return Replicas(spec=slot.spec, count=len(slot.nodes), starting=joining(slot), leaving=leaving(slot))
+        return self._requests.replicas(child)
 
     def snapshot(self) -> NodeStatus:
         """Return where every supervisor and actor is now."""
@@ -211,19 +142,7 @@ class TreePolicy:
             case KillRequested():
                 self._kill(event.reason)
             case _:
-                self._change(event)
-
-    def _change(self, event: AddChild | RemoveChild | Scale | KillChild) -> None:
-        match event:
-            case AddChild():
-                self._add(event)
-            case Scale():
-                branch, slot = self._find_slot(event.child)
-                branch.scale(slot, event.replicas)
-            case KillChild():
-                self._kill_child(event)
-            case _:
-                self._remove(event.name)
+                self._requests.grant(event)
 
     def _start(self) -> None:
         if self._root.incarnation == 0:
@@ -244,59 +163,6 @@ class TreePolicy:
             if leaf.is_alive:
                 leaf.kill()
         self._stop(reason)
-
-    def _add(self, event: AddChild) -> None:
-        supervisor = self._find_branch(event.supervisor)
-        check(event.spec, event.spec.id or "child", auto_shutdown=supervisor.spec.auto_shutdown)
-        _check_new(event.spec, self._taken(supervisor))
-        if supervisor.is_closing or not supervisor.is_alive:
-            reason = f"`{supervisor.name}` is {'stopping' if supervisor.is_closing else supervisor.state}"
-            self._desk.report(
-                ReportKind.CHILD_REFUSED, child=event.spec.id, supervisor=supervisor.name, reason=reason
-            )
-        else:
-            supervisor.add(event.spec)
-
-    def _remove(self, name: str) -> None:
-        for branch in self._root.branches():
-            nodes = branch.find(name)
-            if nodes:
-                _check_whole(branch, nodes)
-                if not branch.is_closing:  # else it goes anyway, when its turn comes
-                    branch.remove(nodes)
-                return
-        raise SpecError(name, "is no child of any supervisor, so it cannot be removed")
-
-    def _kill_child(self, event: KillChild) -> None:
-        leaf = next((leaf for leaf in self._root.leaves() if leaf.name == event.name), None)
-        if leaf is None:
-            raise SpecError(event.name, "is no actor of this tree")
-        if not leaf.is_alive:
-            raise SpecError(event.name, f"has no process now: it is {leaf.state}")
-        leaf.kill(event.reason)
-
-    def _find_slot(self, child: str) -> tuple[Branch, BranchSlot]:
-        for branch in self._root.branches():
-            if (slot := branch.slot_named(child)) is not None:
-                return branch, slot
-        raise SpecError(child, "is no child of any supervisor, so it cannot be scaled")
-
-    def _find_branch(self, name: str) -> Branch:
-        for branch in self._root.branches():
-            if branch.name == name:
-                return branch
-        raise SpecError(name, "is not a supervisor of this tree")
-
-    def _taken(self, target: Branch) -> set[str]:
-        """Return the ids in use, and those another supervisor will use again when it restarts."""
-        taken = {self._root.name}
-        for branch in self._root.branches():
-            present = branch.slot_ids()
-            taken.update(present)
-            if branch is not target:
-                removed = (child for child in branch.spec.children if child.id not in present)
-                taken.update(each for child in removed for each in ids(child))
-        return taken
 
     def _finish(self, ending: Ending) -> None:
         self._is_finished = True
@@ -329,16 +195,3 @@ class _Top:
 
     def decided(self, child: Node, ending: Ending, decision: Decision | None, detail: str) -> None:
         """Do nothing: nobody is asked about the root."""
-
-
-def _check_whole(branch: Branch, nodes: list[Node]) -> None:
-    for slot in branch.slots:
-        if slot.gang is not None and 0 < len(set(nodes) & set(slot.nodes)) < len(slot.nodes):
-            raise SpecError(nodes[0].name, f"is a rank of a gang; remove `{slot.id}` as a whole")
-
-
-def _check_new(spec: ChildSpec | SupervisorSpec, taken: set[str]) -> None:
-    names = ids(spec)
-    for each in names:
-        if each in taken or names.count(each) > 1:
-            raise SpecError(each, "names two children; an id is used once in a tree")

@@ -45,7 +45,7 @@ class MicrobatchStats(msgspec.Struct, frozen=True, kw_only=True):
     mismatch_abs_sum: float  # |trainer log-prob - rollout log-prob|
     mismatch_k3_sum: float  # k3 estimate of KL(rollout || trainer)
     max_ratio: float
-    entropy_sum: float = 0.0
+    entropy_sum: float = 0.0  # of the next token, in nats, at the temperature of rollouts
     by_version: Mapping[int, Mismatch] = {}  # the mismatch of the tokens that each policy version sampled
     routed_places: int = 0  # tokens times layers whose experts were compared
     routed_apart: int = 0  # of those, how many have other experts in the trainer

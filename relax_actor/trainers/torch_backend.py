@@ -12,78 +12,30 @@ otherwise AdamW would still move the weights by its momentum, or ruin them.
 import copy
 import math
 import os
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from relax_actor.config import ModelConfig, TrainConfig
 from relax_actor.errors import UnsupportedRoutingError
 from relax_actor.moe import file_names
-from relax_actor.rl.apart import merged_versions
-from relax_actor.rl.loss import LossTerms, LossTokens, policy_loss, token_weights
-from relax_actor.rl.offpolicy import mismatch, mismatch_by_version
 from relax_actor.rl.schedule import learning_rate_frac
 from relax_actor.trainers.base import MicrobatchStats, TrainSequence, UpdateStats
 from relax_actor.trainers.replay import RouteReplay
 from relax_actor.trainers.torch_files import read_checkpoint, write_checkpoint
+from relax_actor.trainers.torch_loss import NOTHING, Objective, batch_stats, merged
 from relax_actor.trainers.torch_offload import Offload
-from relax_actor.trainers.torch_optimizer import MasterOptimizer
-from relax_actor.trainers.torch_policy import Batch, Scores, TorchPolicy
+from relax_actor.trainers.torch_optimizer import MasterOptimizer, freeze
+from relax_actor.trainers.torch_policy import Batch, TorchPolicy
+from relax_actor.trainers.torch_update import Update
 from relax_actor.trainers.vision_policy import Policy, load_policy
 
 NO_SIGNAL = "no signal"
 NOT_FINITE = "gradient is not finite"
-
-_NOTHING = MicrobatchStats(
-    tokens=0,
-    loss=0.0,
-    clipped_tokens=0,
-    kl_sum=0.0,
-    mismatch_abs_sum=0.0,
-    mismatch_k3_sum=0.0,
-    max_ratio=0.0,
-)
-
-
-@dataclass(kw_only=True)
-class _Update:
-    """One optimizer update under way."""
-
-    total_tokens: int
-    total_sequences: int
-    seen_tokens: int = 0
-    seen_sequences: int = 0
-    moving_sequences: int = 0
-    is_estimate: bool = False
-
-    def see(self, sequences: Sequence[TrainSequence]) -> None:
-        self.seen_tokens += sum(len(sequence.response) for sequence in sequences)
-        self.seen_sequences += len(sequences)
-
-    def factor(self, aggregation: str) -> float:
-        """Return what the gradient is to be multiplied by: 1 where the sizes were right.
-
-        Raises:
-            ValueError: they were no estimate, and wrong.
-        """
-        if not self.is_estimate:
-            self._require_complete()
-            return 1.0
-        if aggregation == "token_mean":
-            return self.total_tokens / max(1, self.seen_tokens)
-        return self.total_sequences / max(1, self.seen_sequences)
-
-    def _require_complete(self) -> None:
-        announced = (self.total_tokens, self.total_sequences)
-        if (seen := (self.seen_tokens, self.seen_sequences)) != announced:
-            raise ValueError(f"the update began with (tokens, sequences) {announced} and had {seen}")
 
 
 class TorchBackend:
@@ -119,7 +71,7 @@ class TorchBackend:
         if train.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS refuses to be so
             torch.use_deterministic_algorithms(mode=True)
-        self._train = train
+        self._train, self._objective = train, Objective(train)
         self._total_steps = total_steps
         self._folder = Path(model.path)
         self._policy = load_policy(
@@ -129,17 +81,17 @@ class TorchBackend:
             temperature=temperature,
         )
         self._model = self._policy.model
-        trained = _freeze(self._model, train.frozen)
+        trained = freeze(self._model, train.frozen)
         self._reference = _frozen_copy(self._policy, temperature) if train.kl_coef else None
         self._replay = _start_replay(self._policy, self._folder, train) if train.use_r3 else None
         self._optimizer = MasterOptimizer(trained, train)
         self._offload = Offload(self._tensors, device, is_offloaded=starts_offloaded)
         self._updates_done = 0
-        self._update: _Update | None = None
+        self._update: Update | None = None
 
     def begin_update(self, *, total_tokens: int, total_sequences: int, is_estimate: bool = False) -> None:
         """Start one optimizer update; see the protocol."""
-        self._update = _Update(
+        self._update = Update(
             total_tokens=total_tokens, total_sequences=total_sequences, is_estimate=is_estimate
         )
         self._optimizer.clear()
@@ -157,11 +109,11 @@ class TorchBackend:
         """
         update = self._current_update()
         update.see(microbatch)
-        moving = [sequence for sequence in microbatch if self._moves(sequence)]
+        moving = [sequence for sequence in microbatch if self._objective.moves(sequence)]
         update.moving_sequences += len(moving)
-        stats = _NOTHING
+        stats = NOTHING
         for work in self._policy.pack(moving):
-            stats = _merged(stats, self._backward(work, update))
+            stats = merged(stats, self._backward(work, update))
         return stats
 
     def finish_update(self) -> UpdateStats:
@@ -253,7 +205,7 @@ class TorchBackend:
         self._updates_done = saved.updates_done
         self._update = None
 
-    def _current_update(self) -> _Update:
+    def _current_update(self) -> Update:
         if self._update is None:
             raise RuntimeError("no update has begun: call begin_update first")
         return self._update
@@ -268,83 +220,21 @@ class TorchBackend:
             min_frac=train.min_lr_frac,
         )
 
-    def _moves(self, sequence: TrainSequence) -> bool:
-        return sequence.advantage != 0 or self._feels_kl(sequence)
-
-    def _feels_kl(self, sequence: TrainSequence) -> bool:
-        has_signal = sequence.advantage != 0 if sequence.has_signal is None else sequence.has_signal
-        return self._train.kl_coef != 0 and (has_signal or self._train.kl_without_signal)
-
-    def _backward(self, work: Batch, update: _Update) -> MicrobatchStats:
+    def _backward(self, work: Batch, update: Update) -> MicrobatchStats:
         scores = self._policy.score(work)
-        tokens = self._loss_tokens(work, scores, update)
-        terms = policy_loss(
-            tokens,
-            clip_low=self._train.clip_low,
-            clip_high=self._train.clip_high,
-            tis_max=self._train.tis_max,
-            kl_coef=self._train.kl_coef,
-            ratio_base=self._train.ratio_base,
-        )
-        terms.loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._objective.loss(work, scores.logprobs, self._reference_logprobs(work), update)
+        loss.terms.loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.gather()
-        return _stats(work, tokens, terms, scores, self._replay)
-
-    def _loss_tokens(self, work: Batch, scores: Scores, update: _Update) -> LossTokens:
-        weights = token_weights(
-            work.lengths,
-            aggregation=self._train.loss_aggregation,
-            total_tokens=update.total_tokens,
-            total_sequences=update.total_sequences,
-        )
-        feels_kl = work.per_token([float(self._feels_kl(sequence)) for sequence in work.sequences])
-        return LossTokens(
-            logprobs=scores.logprobs,
-            start_logprobs=_start_logprobs(work, scores.logprobs.detach()),
-            rollout_logprobs=work.joined("rollout_logprobs"),
-            advantages=work.per_token([sequence.advantage for sequence in work.sequences]),
-            weights=weights,
-            reference_logprobs=self._reference_logprobs(work),
-            kl_weights=weights * feels_kl,
-        )
+        return batch_stats(work, loss, scores, self._replay)
 
     @torch.no_grad()
     def _reference_logprobs(self, work: Batch) -> Tensor | None:
         return self._reference.score(work).logprobs if self._reference else None
 
 
-def _freeze(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Freeze what matches and return the rest, by name.
-
-    Raises:
-        ValueError: a pattern matches nothing, or nothing is left.
-    """
-    names = [name for name, _ in model.named_parameters()]
-    for pattern in patterns:
-        if not any(re.search(pattern, name) for name in names):
-            raise ValueError(f"`train.frozen` pattern {pattern!r} matches none of {len(names)} parameters")
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not any(re.search(pattern, name) for pattern in patterns))
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if not trained:
-        raise ValueError("`train.frozen` freezes every parameter")
-    return trained
-
-
 def _frozen_copy(policy: Policy, temperature: float) -> Policy:
     model = copy.deepcopy(policy.model).requires_grad_(requires_grad=False)
     return type(policy)(model, temperature=temperature)
-
-
-def _start_logprobs(work: Batch, current: Tensor) -> Tensor:
-    """Return the log-probs at the start of the step, the current ones where none were given."""
-    parts = torch.split(current, work.lengths.tolist())
-    return torch.cat(
-        [
-            part if sequence.old_logprobs is None else torch.tensor(sequence.old_logprobs)
-            for part, sequence in zip(parts, work.sequences, strict=True)
-        ]
-    )
 
 
 def _start_replay(policy: Policy, folder: Path, train: TrainConfig) -> RouteReplay:
@@ -354,39 +244,3 @@ def _start_replay(policy: Policy, folder: Path, train: TrainConfig) -> RouteRepl
         )
     policy.replay = RouteReplay(policy.model, folder, train)
     return policy.replay
-
-
-def _stats(
-    work: Batch, tokens: LossTokens, terms: LossTerms, scores: Scores, replay: RouteReplay | None
-) -> MicrobatchStats:
-    apart = mismatch(tokens.start_logprobs, tokens.rollout_logprobs)
-    by_version = {}
-    if all(sequence.versions is not None for sequence in work.sequences):
-        by_version = mismatch_by_version(
-            tokens.start_logprobs, tokens.rollout_logprobs, work.joined("versions")
-        )
-    places, places_apart = replay.take_counts() if replay else (0, 0)
-    return MicrobatchStats(
-        tokens=tokens.logprobs.numel(),
-        loss=terms.loss.item(),
-        clipped_tokens=terms.clipped_tokens,
-        kl_sum=terms.kl_sum,
-        mismatch_abs_sum=apart.abs_sum,
-        mismatch_k3_sum=apart.k3_sum,
-        max_ratio=apart.max_ratio,
-        entropy_sum=scores.entropies.sum().item(),
-        by_version=by_version,
-        routed_places=places,
-        routed_apart=places_apart,
-    )
-
-
-def _merged(left: MicrobatchStats, right: MicrobatchStats) -> MicrobatchStats:
-    """Add two sums; of ratios keep the larger."""
-    summed = [name for name in MicrobatchStats.__struct_fields__ if name not in {"max_ratio", "by_version"}]
-    fields: dict[str, Any] = {name: getattr(left, name) + getattr(right, name) for name in summed}
-    return MicrobatchStats(
-        **fields,
-        max_ratio=max(left.max_ratio, right.max_ratio),
-        by_version=merged_versions([left.by_version, right.by_version]),
-    )

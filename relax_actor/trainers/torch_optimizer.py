@@ -4,12 +4,31 @@ At the learning rates of reinforcement learning most updates are smaller than th
 numbers: without masters they would round away.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from relax_actor.config import TrainConfig
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Freeze what matches and return the rest, by name.
+
+    Raises:
+        ValueError: a pattern matches nothing, or nothing is left.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not any(re.search(pattern, name) for name in names):
+            raise ValueError(f"`train.frozen` pattern {pattern!r} matches none of {len(names)} parameters")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(re.search(pattern, name) for pattern in patterns))
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not trained:
+        raise ValueError("`train.frozen` freezes every parameter")
+    return trained
 
 
 class MasterOptimizer:

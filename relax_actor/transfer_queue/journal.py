@@ -20,14 +20,14 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from relax_actor.errors import RelaxError
 from relax_actor.transfer_queue.records import decode_events, encode_events
+from transport.closing import Closing
 
 E = TypeVar("E")
 
@@ -83,7 +83,7 @@ def read(path: Path, decode: Callable[[bytes], Iterable[Any]] = decode_events) -
             raise JournalCorruptError(path, record.offset, f"these are no events: {error}") from error
 
 
-class Journal(Generic[E]):
+class Journal(Closing, Generic[E]):
     """A journal opened for appending, by one process at a time.
 
     Args:
@@ -162,14 +162,6 @@ class Journal(Generic[E]):
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _whole_bytes(self) -> int:
         data = self.path.read_bytes()

@@ -342,7 +342,7 @@ def test_clocks_of_two_hosts_are_never_compared(network, tmp_path):
 def test_a_peer_without_the_keys_of_the_run_gets_nothing(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     with tree_on(network, tmp_path, hosts, counter_on("a")) as tree:
-        address = str(tree._courier.remote_address)
+        address = str(tree._head.courier.remote_address)
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
             stranger.connect(address)

@@ -210,7 +210,7 @@ def test_dead_letters_are_kept_with_their_reason(a):
 
 def test_an_unknown_question_is_refused(tree):
     with pytest.raises(CallRefused, match="no query 'weather'"):
-        tree._courier.caller.query("a", "weather", str, 5.0).result()
+        tree._head.courier.caller.query("a", "weather", str, 5.0).result()
 
 
 # -- circles ----------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ def test_large_arrays_travel_in_shared_memory_that_is_used_again(tree, a):
     for _ in range(10):
         assert a.ask(Worker.total, array).result() == array.size
     assert 1 <= len(segments(tree)) <= 3
-    assert tree._courier.status()["shared_segments"] <= 1
+    assert tree._head.courier.status()["shared_segments"] <= 1
 
 
 def test_an_array_over_the_limit_of_a_message_travels(a):
@@ -270,15 +270,15 @@ def test_an_argument_is_the_callees_for_as_long_as_it_keeps_it(tree, a):
     for _ in range(3):
         a.ask(Worker.total, np.zeros(2 * MIB // 8)).result()
     assert a.ask(Worker.drop).result() == 7.0
-    eventually(lambda: tree._courier.status()["shared_segments"] == 0)
+    eventually(lambda: tree._head.courier.status()["shared_segments"] == 0)
 
 
 @pytest.mark.fault
 def test_a_dead_receiver_frees_what_it_looked_at(tree, a):
     a.ask(Worker.keep, np.ones(2 * MIB // 8)).result()
-    assert tree._courier.status()["shared_segments"] == 1
+    assert tree._head.courier.status()["shared_segments"] == 1
     os.kill(tree.pid("a"), signal.SIGKILL)
-    eventually(lambda: tree._courier.status()["shared_segments"] == 0)
+    eventually(lambda: tree._head.courier.status()["shared_segments"] == 0)
 
 
 @pytest.mark.fault

@@ -35,7 +35,7 @@ def test_eight_runs_at_once_share_a_range_of_ports_of_which_every_second_is_take
             stack.callback(tree.close)
         for tree in trees:
             tree.wait_ready(60)
-        heads = {tree._courier.remote_address.port for tree in trees}
+        heads = {tree._head.courier.remote_address.port for tree in trees}
         assert [tree.ref("counter", Counter).ask(Counter.add, 1).result() for tree in trees] == [1] * RUNS
         assert len(heads) == RUNS
         assert all(first < port < first + PORTS and (port - first) % 2 for port in heads)

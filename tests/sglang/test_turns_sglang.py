@@ -1,4 +1,4 @@
-"""A real SGLang server that takes turns with the trainer: its processes die while it sleeps, and as it wakes."""
+"""A real SGLang server that takes turns with the trainer: its processes die while it sleeps."""
 
 import os
 import signal

@@ -84,7 +84,9 @@ def renew(engine: SglangEngine, *, slots: int, **generation: Any) -> None:
     """Take an engine's requests and version from it; its server goes on, with weights that nobody may use."""
     engine.abort(list(engine.lengths()))
     engine.refused()
-    engine._generation._finished.clear()
-    engine._generation._settings = msgspec.structs.replace(engine._generation._settings, **generation)
+    samples = engine._generation._samples
+    samples.take_finished()
+    for part in (engine._generation, samples):
+        part._settings = msgspec.structs.replace(part._settings, **generation)
     engine._settings = msgspec.structs.replace(engine._settings, slots=slots)
     engine._state, engine._version, engine._lowest_version = EngineState.UNSYNCED, None, 0

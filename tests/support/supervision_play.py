@@ -3,35 +3,37 @@
 import random
 from dataclasses import dataclass, field
 
-from relax_actor.supervision.policy import (
+from relax_actor.supervision.commands import (
     CancelTimer,
     Consult,
+    Finished,
+    GangAbort,
+    Kill,
+    Promote,
+    Regroup,
+    Report,
+    ReportKind,
+    SetTimer,
+    Spawn,
+    SpawnSpare,
+    Stop,
+)
+from relax_actor.supervision.events import (
     Decided,
     Decision,
     Exit,
     ExitKind,
     Failed,
-    Finished,
-    GangAbort,
     Gone,
     InitFailed,
-    Kill,
-    Promote,
     Ready,
-    Regroup,
     Released,
-    Report,
-    ReportKind,
-    SetTimer,
     SpareReady,
-    Spawn,
-    SpawnSpare,
     StartAll,
-    Stop,
     StopRequested,
     TimerFired,
-    TreePolicy,
 )
+from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.spec import Backoff, ChildSpec, SupervisorSpec
 from relax_actor.supervision.states import ChildState
 

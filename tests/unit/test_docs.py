@@ -52,6 +52,17 @@ def test_every_page_can_be_reached_from_the_readme():
     assert set(PAGES) - seen - {ROOT / "README.md"} == set()
 
 
+def test_every_event_is_explained():
+    page = (ROOT / "docs" / "reference" / "run-folder.md").read_text()
+    known = {
+        kind for row in re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE) for kind in re.findall(r"\w+", row)
+    }
+    files = (ROOT / "relax_actor").rglob("*.py")
+    said = {kind for file in files for kind in re.findall(r"\.emit\(\s*\"(\w+)\"", file.read_text())}
+    assert len(said) > 40
+    assert said - known == set()
+
+
 def test_every_dependency_has_its_reason():
     decision = (ROOT / "docs" / "decisions" / "0002-dependencies.md").read_text()
     table = (ROOT / "pyproject.toml").read_text().partition("dependencies = [")[2].partition("]")[0]

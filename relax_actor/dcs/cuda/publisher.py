@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
-from typing import Self
 
 import msgspec
 import torch
@@ -37,6 +35,7 @@ from relax_actor.dcs.manifest import OWNER, Manifest, checksum
 from relax_actor.dcs.shelf import Shelf
 from relax_actor.faults import point
 from relax_actor.ids import PolicyVersion
+from transport.closing import Closing
 from transport.shm import Segment, ShmSpace
 
 HASHERS = 4
@@ -53,7 +52,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     is_on_gpu: bool  # whether the GPU offers it, too
 
 
-class CudaPublisher:
+class CudaPublisher(Closing):
     """Offers policy versions whose weights are on one GPU. A run has one publisher at a time.
 
     Args:
@@ -169,14 +168,6 @@ class CudaPublisher:
         self._free_gpu()
         self._pinned.close()
         self._shelf.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # -- main thread ----------------------------------------------------------------------------
 

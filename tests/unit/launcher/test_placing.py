@@ -11,7 +11,8 @@ from launcher.gpu_shares import replicas
 from launcher.hostfile import parse
 from launcher.hosts import HostRole
 from launcher.options import GpuOptions, Layout, Order
-from launcher.placing import Needs, PlacementError, Room, needs_of, place, rooms, store_hosts
+from launcher.placing import PlacementError, needs_of, place, rooms, store_hosts
+from launcher.stalls import Needs, Room
 from relax_actor.errors import ConfigError
 from relax_actor.homes import members_of
 

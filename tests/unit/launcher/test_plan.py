@@ -11,10 +11,11 @@ from launcher.estimate import Estimate
 from launcher.hostfile import parse
 from launcher.hostplan import plan_hosts, render_hosts
 from launcher.options import GpuOptions, LaunchOptions
-from launcher.placing import Needs, needs_of, place, rooms
+from launcher.placing import needs_of, place, rooms
 from launcher.plan import make_plan, plan_json, render, write_plan
 from launcher.runfolder import RunFolder
 from launcher.settings import load
+from launcher.stalls import Needs
 
 
 @pytest.fixture

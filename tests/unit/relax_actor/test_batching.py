@@ -11,7 +11,6 @@ from relax_actor.rl.batching import (
     Cut,
     balanced_by_tokens,
     filled_by_tokens,
-    legal_values_nearby,
     micro_batches,
     nearest_multiples,
     plan_updates,
@@ -56,22 +55,15 @@ def test_the_legal_values_nearby_are_positive_multiples(value, multiple, nearby)
     assert nearest_multiples(value, multiple) == nearby
 
 
-def test_a_legal_value_suits_all_divisors():
-    assert legal_values_nearby(30, [5, 4]) == (20, 40)
-    assert legal_values_nearby(30, []) == (30, 30)
-
-
 @pytest.mark.parametrize("call", [split_evenly, micro_batches])
 def test_nothing_can_be_cut_into_zero_parts(call):
     with pytest.raises(ValueError, match="must be at least 1, not 0"):
         call([1], 0)
 
 
-def test_a_multiple_or_divisor_of_zero_is_refused():
+def test_a_multiple_of_zero_is_refused():
     with pytest.raises(ValueError, match="multiple must be at least 1"):
         nearest_multiples(5, 0)
-    with pytest.raises(ValueError, match="divisor must be at least 1"):
-        legal_values_nearby(5, [2, 0])
 
 
 def test_a_launcher_can_use_it_without_loading_torch():

@@ -2,21 +2,11 @@
 
 import pytest
 
-from relax_actor.rl.staleness import histogram, is_allowed, staleness
+from relax_actor.rl.staleness import histogram, staleness
 
 
 def test_staleness_counts_the_versions_since_the_oldest_token():
     assert staleness(7, 5) == 2
-
-
-def test_zero_allows_only_the_trainers_own_version():
-    assert is_allowed(3, 3, 0)
-    assert not is_allowed(3, 2, 0)
-
-
-def test_the_bound_itself_is_allowed():
-    assert is_allowed(5, 3, 2)
-    assert not is_allowed(5, 2, 2)
 
 
 def test_the_histogram_is_sorted_and_has_no_gaps_filled_in():

@@ -41,6 +41,13 @@ def test_compared_routes_are_told_as_a_share():
     assert stats.fields()["routing_mismatch_frac"] == pytest.approx(0.1)
 
 
+def test_the_entropy_is_a_mean_over_tokens():
+    stats = StepStats()
+    stats.add(part(6, 3.0, entropy_sum=9.0))
+    stats.add(part(2, 1.0, entropy_sum=1.0))
+    assert stats.fields()["entropy"] == 1.25
+
+
 def test_a_step_without_tokens_has_no_mismatch():
     assert StepStats().mismatch_abs == 0.0
 

@@ -6,7 +6,8 @@ As in `test_supervision_policy.py`, a docstring is a sentence of that page, word
 import pytest
 from supervision_play import BUG, NORMAL, SIGKILL, STOPPED, child, play, running, tree
 
-from relax_actor.supervision.policy import (
+from relax_actor.supervision.commands import ReportKind
+from relax_actor.supervision.events import (
     AwaitsHost,
     Decided,
     Decision,
@@ -21,7 +22,6 @@ from relax_actor.supervision.policy import (
     LinkAdded,
     Released,
     RemoveChild,
-    ReportKind,
     SpareReady,
 )
 from relax_actor.supervision.spec import Intensity, RestartType, SpecError, Strategy

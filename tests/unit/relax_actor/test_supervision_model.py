@@ -11,40 +11,42 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relax_actor.supervision.policy import (
-    AddChild,
+from relax_actor.supervision.commands import (
     CancelTimer,
     Consult,
+    Finished,
+    GangAbort,
+    Kill,
+    Promote,
+    Regroup,
+    Report,
+    ReportKind,
+    SetTimer,
+    Spawn,
+    SpawnSpare,
+    Stop,
+)
+from relax_actor.supervision.events import (
+    AddChild,
     Decided,
     Decision,
     Dying,
     Exit,
     ExitKind,
     Failed,
-    Finished,
-    GangAbort,
     Gone,
     InitFailed,
-    Kill,
     KillRequested,
     LinkAdded,
-    Promote,
     Ready,
-    Regroup,
     Released,
     RemoveChild,
-    Report,
-    ReportKind,
-    SetTimer,
     SpareReady,
-    Spawn,
-    SpawnSpare,
     StartAll,
-    Stop,
     StopRequested,
     TimerFired,
-    TreePolicy,
 )
+from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.spec import (
     Backoff,
     ChildSpec,

@@ -17,17 +17,16 @@ from supervision_play import (
     tree,
 )
 
-from relax_actor.supervision.policy import (
+from relax_actor.supervision.commands import Finished, ReportKind
+from relax_actor.supervision.events import (
     AddChild,
     Exit,
     ExitKind,
-    Finished,
     Gone,
     InitFailed,
     KillRequested,
     Ready,
     RemoveChild,
-    ReportKind,
     StartAll,
     StopRequested,
     TimerFired,

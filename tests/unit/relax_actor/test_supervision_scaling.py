@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from supervision_play import BUG, NORMAL, SIGKILL, STOPPED, child, play, running, tree
 
-from relax_actor.supervision.policy import KillChild, RemoveChild, ReportKind, Scale
+from relax_actor.supervision.commands import ReportKind
+from relax_actor.supervision.events import KillChild, RemoveChild, Scale
 from relax_actor.supervision.scaling import check_room
 from relax_actor.supervision.spec import Elastic, Home, Intensity, SpecError, validate
 from relax_actor.supervision.states import ChildState

@@ -1,5 +1,3 @@
-import stat
-
 import pytest
 import zmq
 from hypothesis import given
@@ -13,42 +11,12 @@ ALLOWED = b"k" * 32
 REQUEST = [b"1.0", b"7", ZAP_DOMAIN, b"10.0.0.1", b"identity", b"CURVE", ALLOWED]
 
 
-def test_keys_come_back_equal_from_bytes_and_from_a_private_file(tmp_path):
-    KEYS.write_private(tmp_path / "keys")
-
+def test_keys_come_back_equal_from_bytes():
     assert CurveKeys.from_bytes(KEYS.to_bytes()) == KEYS
-    assert CurveKeys.read_private(tmp_path / "keys") == KEYS
 
 
 def test_every_run_has_keys_of_its_own():
     assert CurveKeys.generate() != KEYS
-
-
-def test_the_file_is_its_owners_only_and_nothing_is_left_beside_it(tmp_path):
-    for _ in range(2):
-        KEYS.write_private(tmp_path / "keys")
-
-    assert [path.name for path in tmp_path.iterdir()] == ["keys"]
-    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o600
-
-
-def test_what_a_killed_writer_left_is_replaced(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.getpid", lambda: 7)
-    (tmp_path / ".keys.7").write_text("half")
-
-    KEYS.write_private(tmp_path / "keys")
-
-    assert CurveKeys.read_private(tmp_path / "keys") == KEYS
-
-
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o777])
-def test_a_file_that_others_may_read_is_refused(tmp_path, mode):
-    KEYS.write_private(tmp_path / "keys")
-    (tmp_path / "keys").chmod(mode)
-
-    with pytest.raises(KeysError, match=f"expected mode 0600, got {mode:04o}") as caught:
-        CurveKeys.read_private(tmp_path / "keys")
-    assert caught.value.source == str(tmp_path / "keys")
 
 
 def test_secrets_are_not_shown():

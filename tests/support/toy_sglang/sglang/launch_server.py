@@ -40,5 +40,6 @@ if __name__ == "__main__":
         "kept": http_server.KEPT(),
     }
     say(json.dumps(result))
-    process.join()
+    while process.is_alive():
+        process.join(0.2)  # a signal that comes just before a wait is heard after it
     say(f"ended {process.exitcode}")
