@@ -59,8 +59,12 @@ def test_a_replica_over_two_hosts_samples_and_leaves_nothing(run_loop, rollout):
 def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(run_loop, rollout):
     """The server's half on the other host, the part, the half on its own host, the rollout; each once."""
     strikes = Strikes("far", "part", "near", "rollout")
+    dies = Fault(
+        actor="part/0", point="part_asked", incarnation=3
+    )  # without a server yet, when it is asked for one
     with loop_hosts(2) as hosts:
         run = run_loop(
+            plan=[dies],
             rollout=rollout(token_s=0.01),
             run={"steps": 7},
             on_tick=strikes,
@@ -74,6 +78,7 @@ def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(run_loop, 
     assert {event["inc"] for event in run.of("engine_started")} <= set(whole)
     parts = [event["inc"] for event in run.of("part_started")]
     assert len(parts) == len(set(parts)), "a part served twice"
+    assert 3 not in parts
 
 
 def test_a_part_that_is_stopped_does_not_hold_up_its_replica(run_loop, rollout):
