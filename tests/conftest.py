@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
+from left_behind import LeftBehind
 from sglang_site import demand_sglang
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in the tests may look for a hub
@@ -30,6 +31,16 @@ CHAR_MODEL = Path(__file__).parents[1] / "examples" / "spell_backward" / "char_m
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("sglang"):
         demand_sglang()
+
+
+@pytest.fixture(scope="module")
+def nothing_is_left_behind(tmp_path_factory):
+    """Fail where processes, temporary files or files in shared memory of a module's servers are left (I8)."""
+    tmp_path_factory.getbasetemp()  # pytest's own temporary files are elsewhere
+    left_behind = LeftBehind()
+    yield
+    left = left_behind.close()
+    assert not left, left
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,6 @@ class Part(Actor):
             raise ServerGoneError(self._death or f"SGLang's node {self._node} {ended}; its last word: {last}")
         if self._is_watched:
             return None
-        self._server.look_for_segments()
         self.ctx.progress(f"node {self._node} of {self._rollout} starts: {self._server.last_word()}")
         return LOOK_S
 

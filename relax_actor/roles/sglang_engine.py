@@ -17,6 +17,7 @@ from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
 from relax_actor.model_files import weight_names
+from relax_actor.node.names import file_stem
 from relax_actor.roles.engine_choice import model_config, route_layout
 from relax_actor.roles.parts import Parts
 from relax_actor.roles.sglang_server import remember, server_log, server_settings
@@ -102,12 +103,14 @@ def _end_spare(context: Context, what: str) -> None:
 def _updater(
     config: Config, context: Context, devices: tuple[str, ...], client: Client, found: Capabilities
 ) -> Updater:
-    scratch = context.run_dir / "sglang"
-    scratch.mkdir(exist_ok=True)
+    folder = context.run_dir / "sglang"
+    scratch = folder / file_stem(context.name, context.incarnation)
+    scratch.mkdir(parents=True, exist_ok=True)
+    remember(context, [scratch])
     settings = UpdateSettings(
         bucket_bytes=config.rollout.sglang_bucket_bytes,
         verify=config.rollout.verify,
-        digests=scratch / f"digests-{context.run_id}",
+        digests=folder / f"digests-{context.run_id}",
         model_path=Path(config.model.path),
         scratch=scratch,
     )

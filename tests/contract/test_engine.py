@@ -185,7 +185,7 @@ def models(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sglang_bench(tmp_path_factory):
+def sglang_bench(tmp_path_factory, nothing_is_left_behind):
     bench = SglangBench(interpreter(), tmp_path_factory.mktemp("sglang"))
     yield bench
     bench.close()

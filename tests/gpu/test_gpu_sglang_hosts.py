@@ -18,7 +18,7 @@ DEADLINE_S = 540.0
 @pytest.mark.gpu(2)
 @pytest.mark.timeout(600)
 def test_a_replica_over_two_hosts_starts_again_whole_on_gpus(tmp_path, tiny_model):
-    """I2, I3, I4, I5, I7, I8: the rank on the other host is killed, for which NCCL would wait, unlike gloo."""
+    """I2, I3, I4, I5, I7, I8: the rank on the other host is killed; NCCL would wait for it."""
     if not sglang_scenes.python():
         pytest.skip("needs SGLang: RELAX_ACTOR_SGLANG_PYTHON")
     folder = tmp_path / "model"

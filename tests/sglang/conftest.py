@@ -8,6 +8,11 @@ from sglang_bench import SglangBench
 from sglang_site import interpreter
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _leaves_nothing(nothing_is_left_behind):
+    """Hold every module to it."""
+
+
 @pytest.fixture(scope="session")
 def sglang_python() -> str:
     """The interpreter that runs SGLang."""

@@ -4,11 +4,6 @@ One server for all tests; every test leaves it going on, with a whole version in
 """
 
 import contextlib
-import os
-import signal
-import socket
-import subprocess
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -23,7 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from relax_actor.dcs import PolicyPublisher
-from relax_actor.engines.sglang.settings import QUICK_START
+from relax_actor.engines.sglang.client import Client
+from relax_actor.engines.sglang.server import Server as EngineServer
+from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import (
     Deadlines,
     SglangUpdateError,
@@ -41,7 +38,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
 PROMPT = [1, *range(20, 60)]
 CLOSE = 1e-5  # of log-probs in float32
-START_S = 300.0
 SMALL = 40_000
 """Bytes of a bucket, so that there are several of them."""
 
@@ -90,25 +86,18 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory, sglang_python: str) -> Iterator[Server]:
-    log = tmp_path_factory.mktemp("sglang") / "server.log"
-    port = _free_port()
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            _command(sglang_python, tiny_model.path, port),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"},
-        )
-    client = PlainClient(port)
-    try:
-        version = _wait(client, process, log)
-        yield Server(client=client, version=version, model_path=tiny_model.path)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        client.close()
+    settings = ServerSettings(
+        model=str(tiny_model.path), python=sglang_python, context_tokens=512, slots=16, dtype="float32"
+    )
+    with contextlib.ExitStack() as stack:
+        started = EngineServer(settings, tmp_path_factory.mktemp("sglang") / "server.log")
+        stack.callback(started.kill)
+        found = started.await_serving(Client(started.url), progress=lambda _: None)
+        client = PlainClient(int(started.url.rpartition(":")[2]))
+        stack.callback(client.close)
+        made = Server(client=client, version=found.version, model_path=tiny_model.path)
+        made.begin(PROMPT[:8], 1).result(60)
+        yield made
 
 
 @pytest.fixture
@@ -277,35 +266,6 @@ def test_an_update_that_breaks_off_is_in_doubt_and_never_the_new_version(
             server.client.post("/end_weight_update", deadline_s=30)
         server.client.post("/continue_generation", {"torch_empty_cache": False}, deadline_s=30)
         updater.update(new, server.states[new].items(), mode=UpdateMode.IN_PLACE)
-
-
-def _command(python: str, model: Path, port: int) -> list[str]:
-    flags = f"--host 127.0.0.1 --port {port} --nccl-port {_free_port()} --random-seed 1 --dtype float32"
-    flags += " --load-format dummy --weight-version uninit --skip-tokenizer-init --device cpu"
-    flags += " --attention-backend torch_native --sampling-backend pytorch --grammar-backend none"
-    flags += (
-        " --max-total-tokens 8192 --mem-fraction-static 0.1 --disable-cuda-graph --max-running-requests 16"
-    )
-    flags += " --context-length 512"
-    return [python, str(QUICK_START), "--model-path", str(model), *flags.split()]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait(client: PlainClient, process: subprocess.Popen[bytes], log: Path) -> tuple[int, ...]:
-    """Return SGLang's version once the server serves."""
-    deadline = time.monotonic() + START_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, AnswerError):
-            client.get("/health_generate", deadline_s=30)
-            words = client.get("/server_info", deadline_s=10)["version"].split(".")
-            return tuple(int(word) for word in words[:3])
-        time.sleep(0.2)
-    return pytest.fail("the server did not come up:\n" + "\n".join(log.read_text().splitlines()[-30:]))
 
 
 def _wait_until_under_way(server: Server) -> None:

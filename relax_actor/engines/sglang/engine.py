@@ -298,7 +298,6 @@ class SglangEngine:
         since = time.monotonic()
         # With weights that mean nothing; whatever compiles at the first token has been compiled then.
         ask_for_a_token(self._client, deadline_s=START_S).result()
-        self._server.look_for_segments()
         took = self._server.phases() | {"first_token": round(time.monotonic() - since, 2)}
         self._around.emit(
             "engine_started",

@@ -21,16 +21,12 @@ from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import Capabilities, capabilities
 from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.errors import DeadlineError, ServerError, ServerGoneError, StartError
+from relax_actor.engines.sglang.server_files import ServerFiles
 from relax_actor.engines.sglang.settings import Ports, ServerSettings, command, environment
 from relax_actor.engines.sglang.watch import Watch
-from transport import leavings
 
 START_S = 900.0
 """How long a server may take to come up: a cold machine compiles kernels and captures graphs."""
-
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - SGLang's folder
-SEGMENTS = ("sglang_", "sgl_shm_", "multi_tokenizer_args_", "sem.mp-", "psm_", "torch_", "nccl-", "cuda.shm.")
-"""How the names of what SGLang and its libraries make there begin; a user's model may lie there, too."""
 
 ANSWER_S = 5.0
 POLL_S = 0.1
@@ -54,7 +50,7 @@ class Server:
     Args:
         settings: how it is started.
         log: where its output goes.
-        remember: told, as soon as they are seen, the files that stay where all is killed at one moment.
+        remember: see `ServerFiles`.
     """
 
     def __init__(
@@ -69,11 +65,11 @@ class Server:
         http, nccl = (each.getsockname()[1] for each in self._sockets)
         self.url = f"http://127.0.0.1:{http}"
         self.started_at, self._since = time.time(), time.monotonic()
+        self._files = ServerFiles(remember)
         self._process = self._popen(settings, Ports(http=http, nccl=nccl))
+        self._files.watch(self._process.pid)
         self._watch: Watch | None = None
         self._known = [self._process.pid]
-        self._segments: set[Path] = set()
-        self._remember = remember
 
     @property
     def pid(self) -> int:
@@ -91,7 +87,6 @@ class Server:
             StartError: it ended, or took too long.
         """
         while not self._answers(client):
-            self.look_for_segments()
             waited_s = time.monotonic() - self._since
             if ended := self.end():
                 raise StartError(ended, self.last_word(), str(self.log))
@@ -116,18 +111,7 @@ class Server:
                 if title.startswith("sglang::"):
                     processes[child.pid] = f"SGLang's process {title.removeprefix('sglang::')}"
         self._known = list(processes)
-        self.look_for_segments()
         self._watch = Watch(processes, lambda what: on_end(f"{what}; {self._last_words()}"))
-
-    def look_for_segments(self) -> None:
-        """Have written down, while this process lives, what is to be removed when it does not."""
-        pids = [self.pid]
-        with suppress(psutil.Error):
-            pids += [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
-        found = {path for pid in pids for path in _segments(pid)} - self._segments
-        if found:
-            self._segments |= found
-            self._remember(found)
 
     def phases(self) -> dict[str, float]:
         """Return how long each part of its start took, in seconds."""
@@ -138,19 +122,23 @@ class Server:
         return last_word(self._log_lines())
 
     def kill(self) -> None:
-        """SIGKILL all its processes and reap the one that is ours. Idempotent."""
+        """SIGKILL all its processes, reap the one that is ours, remove what it left. Idempotent."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
-        self.look_for_segments()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._files.close()
+        self._signal(signal.SIGSTOP)  # so that it makes nothing after the last look
+        self._files.look()
+        self._signal(signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_S)
         for held in self._sockets:
             held.close()
-        for segment in self._segments - _segments(os.getpid()):  # SGLang leaves them where it is killed
-            segment.unlink(missing_ok=True)
+        self._files.remove()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
 
     def _popen(self, settings: ServerSettings, ports: Ports) -> "subprocess.Popen[bytes]":
         words = command(settings, ports)
@@ -161,7 +149,7 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(settings, os.environ, own_python=sys.executable),
+                env=environment(settings, self._files.environment(os.environ), own_python=sys.executable),
                 start_new_session=True,
                 pass_fds=settings.keep_fds,
             )
@@ -200,11 +188,6 @@ def held_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(socket.getaddrinfo(host, port, held.family, socket.SOCK_STREAM)[0][4])
     return held
-
-
-def _segments(pid: int) -> set[Path]:
-    """Return the files of SGLang's own in shared memory that a process has open or mapped."""
-    return {path for path in leavings.held_by(pid, SHARED_MEMORY) if path.name.startswith(SEGMENTS)}
 
 
 def _title(process: Any) -> str:
