@@ -1,9 +1,10 @@
-"""What every benchmark shares: where results go, what a result says of its machine, spreads."""
+"""What every benchmark shares: where results go, what a result says of its circumstances, spreads."""
 
 import json
 import os
 import platform
 import secrets
+import shlex
 import statistics
 import subprocess
 import sys
@@ -49,16 +50,25 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """Write one result with its circumstances; print it as one line of JSON."""
-    record = {
+def circumstances(name: str, *, command: str = "") -> dict[str, Any]:
+    """Return what a result begins with: when, of what and on what it was measured.
+
+    Args:
+        name: of the benchmark.
+        command: that was given; without it, the one of this process.
+    """
+    return {
         "benchmark": name,
         "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "commit": os.environ.get("BENCH_COMMIT") or commit(),  # a copy of the tree has no history
+        "command": command or shlex.join(["python", _script(), *sys.argv[1:]]),
         "machine": machine(),
-        **figures,
     }
+
+
+def write(name: str, figures: dict[str, Any]) -> Path:
+    """Write one result with its circumstances; print it as one line of JSON."""
+    record = circumstances(name) | figures
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(record, indent=1) + "\n")
@@ -77,6 +87,12 @@ def run_job(toml: Path, overrides: Sequence[str]) -> tuple[Path, list[dict[str, 
     if outcome.exit_code:
         raise RuntimeError(f"{toml.name} ended with {outcome.exit_code}: {outcome.reason}; see {folder}")
     return folder, read_events(folder / "events.jsonl")[0]
+
+
+def _script() -> str:
+    """Return the script as it is called from the root of the repository."""
+    path = Path(sys.argv[0]).resolve()
+    return str(path.relative_to(HERE.parent)) if path.is_relative_to(HERE) else path.name
 
 
 def _lines(path: str) -> list[str]:

@@ -1,25 +1,22 @@
 """What is wrong with a run, found before any process starts; all of it, not only the first.
 
-`check_config` asks whether the request makes sense and names what exists; `check_machine` whether this
-machine can serve it now. Each problem names its option and, where a file says it, file:line.
+Whether the request makes sense and names what exists; `machine_checks` asks whether this machine can serve it
+now. Each problem names its option and, where a file says it, file:line.
 """
 
 import math
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from launcher.estimate import Estimate
 from launcher.fields import SECTIONS
 from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, takes_images
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from launcher.settings import is_no_path
-from launcher.sglang_checks import sglang_problems
 from launcher.spread_checks import spread_problems
 from launcher.turn_checks import turns
 from relax_actor.config import Config
@@ -46,24 +43,6 @@ def check_config(config: Config, where: Where = str) -> list[ConfigError]:
     if ranges:  # divisibility of nonsense is more nonsense
         return ranges + list(_files(config, where))
     return [*_batches(config, where), *_combinations(config, where), *_files(config, where)]
-
-
-def check_machine(
-    config: Config, folder: Path, estimate: Estimate, where: Where = str, *, alone: bool = True
-) -> list[ConfigError]:
-    """Return what this machine lacks for a run.
-
-    Args:
-        config: checked by `check_config`.
-        folder: the run folder, which need not exist.
-        estimate: what the run needs.
-        where: what errors call an option.
-        alone: whether actors run here; other hosts are asked for their memory in time.
-    """
-    shared = _shared_memory(config, estimate, where) if alone else None
-    servers = sglang_problems(config, where) if alone else []
-    problems = [shared, _socket_folder(), _writable(folder, where), *servers]
-    return [problem for problem in problems if problem]
 
 
 def _ranges(config: Config, where: Where) -> Iterator[ConfigError]:
@@ -251,51 +230,6 @@ def _row_problem(reason: str) -> ConfigError:
     return ConfigError(place, fact, hint)
 
 
-def _shared_memory(config: Config, estimate: Estimate, where: Where) -> ConfigError | None:
-    """Compare what samples and policy versions, which lie side by side, need with what is free there."""
-    root = Path(config.queue.storage_path)
-    try:
-        free = _free_bytes(root)
-    except OSError as error:
-        return ConfigError(where("queue.storage_path"), f"cannot be used: {error.strerror}: {error.filename}")
-    need = estimate.queue_bytes + estimate.policy_bytes
-    if need <= free:
-        return None
-    fact = (
-        f"has {_gib(free)} free, but the run needs {_gib(need)}: "
-        f"{_gib(estimate.policy_bytes)} for policy versions, the rest for samples"
-    )
-    now = f"{config.queue.max_size_gb:g}"
-    hint = f"lower queue.max_size_gb (now {now}), or make it larger, in docker with --shm-size"
-    return ConfigError(f"{where('queue.storage_path')} = {root}", fact, hint)
-
-
-def _free_bytes(path: Path) -> int:
-    stat = os.statvfs(path)
-    return stat.f_bavail * stat.f_frsize
-
-
-def _socket_folder() -> ConfigError | None:
-    """Ask for the folder that `relax_actor.supervision.host` puts control sockets under."""
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError as error:
-        return ConfigError("TMPDIR", f"cannot hold control sockets: {error.strerror}", "set TMPDIR")
-    return None
-
-
-def _writable(folder: Path, where: Where) -> ConfigError | None:
-    parent = folder
-    try:
-        while not parent.exists():
-            parent = parent.parent
-    except OSError as error:
-        return ConfigError(where("run.dir"), f"cannot be made: {error.strerror}: {parent}", "set --run-dir")
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return None
-    return ConfigError(where("run.dir"), f"cannot be written: {parent}", "set --run-dir")
-
-
 def _divisors_near(number: int, wish: int) -> list[int]:
     """Return the divisors of `number` next below and above `wish`."""
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
@@ -306,7 +240,3 @@ def _divisors_near(number: int, wish: int) -> list[int]:
 
 def _or(values: Iterable[int]) -> str:
     return " or ".join(map(str, values))
-
-
-def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.2f} GiB"

@@ -17,10 +17,10 @@ from typing import Any, TextIO
 import msgspec
 
 from launcher import over_hosts
-from launcher.checks import check_machine
 from launcher.console import Display
 from launcher.errors import ExitCode, RefusedError, report
 from launcher.interrupts import Control, Ended, catching
+from launcher.machine_checks import check_machine
 from launcher.metrics import MetricsWriter
 from launcher.options import LaunchOptions, Rehearsal
 from launcher.plan import plan_json, render, write_plan

@@ -9,11 +9,12 @@ from typing import Any, TextIO
 import msgspec
 
 from launcher.asking import ask
-from launcher.checks import check_machine
 from launcher.errors import RefusedError
+from launcher.machine_checks import check_machine
 from launcher.options import Launcher, LaunchOptions, Preflight, Rehearsal
 from launcher.plan import Plan
-from launcher.preflight import Examined, Wish, examine, is_wanted, refusal, render_examined, verdicts
+from launcher.preflight import Examined, Wish, examine, is_wanted
+from launcher.preflight_table import refusal, render_examined, verdicts
 from launcher.preparing import prepare
 from launcher.runfolder import expand
 from launcher.settings import Settings

@@ -1,6 +1,6 @@
 """The hosts of the allocation that this process is in, and how a node agent is started on each.
 
-Every host has a job step of its own (docs/decisions/0017-a-job-step-for-each-host.md): `srun` for one task is
+Every host has a job step of its own (docs/decisions/0022-a-job-step-for-each-host.md): `srun` for one task is
 a command that leads to another host, as ssh is, and its standard input is the agent's lease as there.
 """
 

@@ -8,6 +8,7 @@ import msgspec
 from relax_actor import homes
 from relax_actor.config import Config
 from relax_actor.preemption import Preemption
+from relax_actor.supervision.spec import SpecError
 from relax_actor.supervision.supervisor import Supervisor
 
 POLL_S = 0.1
@@ -101,7 +102,13 @@ def watch(
 
 def _why_hopeless(supervisor: Supervisor, config: Config) -> str:
     homeless = supervisor.homeless
-    return homes.why_hopeless(config, homeless, supervisor.replicas(homes.ROLLOUT)) if homeless else ""
+    if not homeless:
+        return ""
+    try:
+        rollouts = supervisor.replicas(homes.ROLLOUT)
+    except SpecError:  # they are gone before those that wait for a host: the run has ended
+        return ""
+    return homes.why_hopeless(config, homeless, rollouts)
 
 
 def _signal_code(reason: str) -> int:

@@ -14,13 +14,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
 
 import pynvml  # noqa: E402
-from common import commit, machine  # noqa: E402
+from common import circumstances  # noqa: E402
 from gpu_actors import Hog, NcclRank  # noqa: E402
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec  # noqa: E402
@@ -38,12 +37,8 @@ QUICK = Backoff(base_s=0.001, cap_s=0.01)
 def main() -> None:
     pynvml.nvmlInit()
     gpus = pynvml.nvmlDeviceGetCount()
-    result: dict[str, Any] = {
-        "benchmark": "gpu-deaths",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": os.environ.get("BENCH_COMMIT") or commit(),
-        "command": "NCCL_NVLS_ENABLE=0 python benchmarks/gpu/deaths.py OUT.json",
-        "machine": machine(),
+    command = "NCCL_NVLS_ENABLE=0 python benchmarks/gpu/deaths.py OUT.json"
+    result = circumstances("gpu-deaths", command=command) | {
         "gpus": [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(gpus)],
         "gang": [gang() for _ in range(ROUNDS)] if gpus > 1 else "not run: one GPU",
         "death": [],

@@ -19,7 +19,6 @@ import statistics
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "suppo
 import aiohttp  # noqa: E402
 import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from common import commit, machine, spread  # noqa: E402
+from common import circumstances, spread  # noqa: E402
+from parts import Parts, cuda_devices  # noqa: E402
 from sglang_scenes import Told, logprobs, model_folder, requests, start_engine, weights  # noqa: E402
 
 from relax_actor.engines.base import Prefix  # noqa: E402
@@ -42,28 +41,12 @@ ROUNDS = 3
 
 def main() -> None:
     args = parsed()
-    result: dict[str, Any] = {
-        "benchmark": "gpu-sglang",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": os.environ.get("BENCH_COMMIT") or commit(),
-        "command": " ".join(["python", "benchmarks/gpu/sglang.py", *sys.argv[1:]]),
-        "machine": machine(),
-        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
-        "shape": args.shape,
-        "errors": [],
-    }
+    result = circumstances("gpu-sglang") | {"gpus": cuda_devices(), "shape": args.shape}
+    parts = Parts(result, args.out)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args)
         for name in args.parts.split(","):
-            since = time.monotonic()
-            print(f"-- {name}", file=sys.stderr, flush=True)
-            try:
-                result[name] = getattr(bench, name)()
-            except BaseException:  # noqa: BLE001 - the others go on
-                result["errors"].append(f"{name}: {traceback.format_exc()[-1500:]}")
-                print(traceback.format_exc(), file=sys.stderr, flush=True)
-            print(f"-- {name} took {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True)
-            args.out.write_text(json.dumps(result, indent=1) + "\n")  # a cut-off run keeps its parts
+            parts.run(name, lambda name=name: result.update({name: getattr(bench, name)()}))
         bench.close()
     print(json.dumps(result))
 

@@ -8,14 +8,9 @@ row is an update; those of one bucket size are in turn with those of the others.
 """
 
 import argparse
-import contextlib
 import json
 import math
-import os
-import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,8 +23,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
 
 import torch  # noqa: E402
-from common import commit, machine, spread  # noqa: E402
-from plain_client import AnswerError, PlainClient  # noqa: E402
+from common import circumstances, spread  # noqa: E402
+from parts import Parts, cuda_devices  # noqa: E402
+from plain_client import PlainClient  # noqa: E402
+from plain_server import served  # noqa: E402
+from qwen3 import SIZES, Size, config, shapes  # noqa: E402
 
 from relax_actor.engines.sglang.capabilities import capabilities  # noqa: E402
 from relax_actor.engines.sglang.weights import (  # noqa: E402
@@ -47,48 +45,36 @@ ROUNDS = 5
 REQUESTS = 32
 TOKENS = 1500
 UPDATE_AFTER_S = 3.0
-SHAPES = {  # hidden, layers, intermediate, heads, key-value heads
-    0.6: (1024, 28, 3072, 16, 8),
-    1.7: (2048, 28, 6144, 16, 8),
-    4.0: (2560, 36, 9728, 32, 8),
-    8.0: (4096, 36, 12288, 32, 8),
-}
-VOCABULARY = 151_936
+MODELS = {0.6: "0.6b", 1.7: "1.7b", 4.0: "4b", 8.0: "8b"}
 
 
 def main() -> None:
     """Serve, measure, write."""
     args = parsed()
-    result: dict[str, Any] = {
-        "benchmark": "gpu-sglang-install",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": os.environ.get("BENCH_COMMIT") or commit(),
-        "command": " ".join(["python", "benchmarks/gpu/sglang_install.py", *sys.argv[1:]]),
-        "machine": machine(),
-        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
-    }
+    size = SIZES[MODELS[args.billions]]
+    result = circumstances("gpu-sglang-install") | {"gpus": cuda_devices()}
     with tempfile.TemporaryDirectory() as folder:
-        write_config(Path(folder), args.billions)
-        with served(args, Path(folder)) as client:
-            bench = Bench(client, args, Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(config(size)))
+        log, flags = args.out.with_suffix(".log"), f"--max-running-requests {REQUESTS} {args.flags}"
+        with served(Path(folder), log, python=args.python, tp=args.tp, flags=flags) as client:
+            bench, parts = Bench(client, args, Path(folder), size), Parts(result, args.out)
             result["sglang"] = ".".join(map(str, bench.facts.version))
             for name, part in bench.parts():
-                result[name] = part()
-                args.out.write_text(json.dumps(result, indent=1) + "\n")  # a cut-off run keeps its rows
+                parts.run(name, lambda name=name, part=part: result.update({name: part()}))
     print(json.dumps(result))
 
 
 class Bench:
     """One server and what is measured of it."""
 
-    def __init__(self, client: PlainClient, args: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, client: PlainClient, args: argparse.Namespace, folder: Path, size: Size) -> None:
         self.client, self.folder = client, folder
         self.facts = capabilities(client.get("/server_info", deadline_s=30))
         self.placement = WeightPlacement(
             device="cuda:0", server_devices=tuple(f"cuda:{n}" for n in range(args.tp)), ranks=args.tp
         )
         self.version = 0
-        self.weights = dict(random_weights(args.billions))
+        self.weights = dict(random_weights(size))
 
     def parts(self) -> Iterator[tuple[str, Any]]:
         """Yield the parts by name."""
@@ -239,101 +225,13 @@ def figures(reports: list[UpdateReport]) -> dict[str, Any]:
     }
 
 
-def write_config(folder: Path, billions: float) -> None:
-    """Write a model folder without weights."""
-    hidden, layers, intermediate, heads, kv_heads = SHAPES[billions]
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "intermediate_size": intermediate,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": 128,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 32_768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "hidden_act": "silu",
-        "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16",
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def random_weights(billions: float) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield weights of that model, bfloat16 on the GPU."""
-    hidden, layers, intermediate, heads, kv_heads = SHAPES[billions]
-    shapes = {"model.embed_tokens.weight": (VOCABULARY, hidden), "model.norm.weight": (hidden,)}
-    for layer in range(layers):
-        name = f"model.layers.{layer}."
-        shapes |= {
-            f"{name}self_attn.q_proj.weight": (heads * 128, hidden),
-            f"{name}self_attn.k_proj.weight": (kv_heads * 128, hidden),
-            f"{name}self_attn.v_proj.weight": (kv_heads * 128, hidden),
-            f"{name}self_attn.o_proj.weight": (hidden, heads * 128),
-            f"{name}self_attn.q_norm.weight": (128,),
-            f"{name}self_attn.k_norm.weight": (128,),
-            f"{name}mlp.gate_proj.weight": (intermediate, hidden),
-            f"{name}mlp.up_proj.weight": (intermediate, hidden),
-            f"{name}mlp.down_proj.weight": (hidden, intermediate),
-            f"{name}input_layernorm.weight": (hidden,),
-            f"{name}post_attention_layernorm.weight": (hidden,),
-        }
-    for name, shape in shapes.items():
+def random_weights(size: Size) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield weights of a model, bfloat16 on the GPU."""
+    for name, shape in shapes(size):
         if len(shape) == 1:
             yield name, torch.ones(shape, dtype=torch.bfloat16, device="cuda")
         else:
-            yield name, torch.randn(shape, dtype=torch.bfloat16, device="cuda") / math.sqrt(hidden)
-
-
-@contextlib.contextmanager
-def served(args: argparse.Namespace, folder: Path) -> Iterator[PlainClient]:
-    """Serve the model; its log is beside the result."""
-    port = free_port()
-    flags = f"--host 127.0.0.1 --port {port} --nccl-port {free_port()} --tp-size {args.tp} --random-seed 1"
-    flags += " --load-format dummy --weight-version uninit --skip-tokenizer-init --mem-fraction-static 0.5"
-    flags += f" --context-length 32768 --max-running-requests {REQUESTS} {args.flags}"
-    environment = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "NCCL_NVLS_ENABLE": "0"}
-    with args.out.with_suffix(".log").open("wb") as log:
-        process = subprocess.Popen(
-            [args.python, "-m", "sglang.launch_server", "--model-path", str(folder), *flags.split()],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=os.environ | environment,
-        )
-    client = PlainClient(port)
-    try:
-        wait(client, process)
-        yield client
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        client.close()
-
-
-def wait(client: PlainClient, process: "subprocess.Popen[bytes]") -> None:
-    """Wait until the server generates a token."""
-    deadline = time.monotonic() + 400
-    body = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 1}}
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError, AnswerError):
-            client.post("/generate", body, deadline_s=60)
-            return
-        time.sleep(0.5)
-    raise SystemExit("the server did not come up: see the log beside the result")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+            yield name, torch.randn(shape, dtype=torch.bfloat16, device="cuda") / math.sqrt(size.hidden)
 
 
 def parsed() -> argparse.Namespace:
@@ -342,7 +240,7 @@ def parsed() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--billions", type=float, choices=sorted(SHAPES), default=4.0)
+    parser.add_argument("--billions", type=float, choices=MODELS, default=4.0)
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--python", default=sys.executable, help="of the environment with SGLang")
     parser.add_argument("--flags", default="", help="more for the server")

@@ -11,11 +11,8 @@ kills are those of a run without. `experts`: a mixture of experts with and witho
 
 import argparse
 import json
-import os
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,38 +21,23 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
 
 import sglang_turns  # noqa: E402
-import torch  # noqa: E402
-from common import commit, machine  # noqa: E402
-from sglang_runs import KINDS, ON_GPU, Killer, Run, server_words  # noqa: E402
+from common import circumstances  # noqa: E402
+from parts import Parts, cuda_devices  # noqa: E402
+from sglang_kills import KINDS, Killer  # noqa: E402
+from sglang_runs import ON_GPU, Run, server_words  # noqa: E402
 from sglang_scenes import model_folder  # noqa: E402
 
 
 def main() -> None:
     args = parsed()
-    result: dict[str, Any] = {
-        "benchmark": "gpu-sglang-loop",
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": os.environ.get("BENCH_COMMIT") or commit(),
-        "command": " ".join(["python", "benchmarks/gpu/sglang_loop.py", *sys.argv[1:]]),
-        "machine": machine(),
-        "gpus": [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
-        "shape": args.shape,
-        "errors": [],
-    }
+    result = circumstances("gpu-sglang-loop") | {"gpus": cuda_devices(), "shape": args.shape}
+    parts = Parts(result, args.out)
+    args.save = parts.save
     with tempfile.TemporaryDirectory() as folder:
         model_folder(Path(folder) / "model", args.shape, context=1024)
         for name in args.parts.split(","):
-            since = time.monotonic()
-            print(f"-- {name}", file=sys.stderr, flush=True)
-            try:
-                result[name] = {}
-                args.save = lambda: args.out.write_text(json.dumps(result, indent=1) + "\n")
-                PARTS[name](Path(folder), args, result[name])
-            except BaseException:  # noqa: BLE001 - the others go on
-                result["errors"].append(f"{name}: {traceback.format_exc()[-1500:]}")
-                print(traceback.format_exc(), file=sys.stderr, flush=True)
-            print(f"-- {name} took {time.monotonic() - since:.1f} s", file=sys.stderr, flush=True)
-            args.save()
+            found = result[name] = {}
+            parts.run(name, lambda name=name, found=found: PARTS[name](Path(folder), args, found))
     print(json.dumps(result))
 
 

@@ -1,19 +1,15 @@
-"""A run of the loop with SGLang that is looked at while it goes on, and killed in by a plan."""
+"""A run of the loop with SGLang that is looked at while it goes on."""
 
 import argparse
-import contextlib
 import json
-import os
 import secrets
-import signal
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
-import psutil
 import torch
 from common import spread
 from sglang_scenes import server_options
@@ -24,12 +20,22 @@ from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import read_events
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = ("scheduler", "main", "actor")
-"""What is killed of a replica, in turn."""
-
 LEAST_STEPS = 24
 TELL_S = 5.0
 ON_GPU = torch.cuda.is_available()
+
+
+class Killer(Protocol):
+    """Looks at a run now and then, and kills in it; see `sglang_kills` and `sglang_turns`."""
+
+    kills: list[dict[str, Any]]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is to be killed any more, and everybody is active again."""
+
+    def look(self) -> None:
+        """Kill, if it is time."""
 
 
 class Run:
@@ -52,7 +58,7 @@ class Run:
         self.config = config_of(folder, self.folder, args.chunk_tokens, (replicas, spares), sections)
         self._read, self._events, self._told = 0, [], 0
 
-    def go(self, killer: "Killer", *, to_the_end: bool = False) -> None:
+    def go(self, killer: Killer, *, to_the_end: bool = False) -> None:
         """Run until all kills are done and recovered from, and the steps are."""
         deadline = time.monotonic() + self.args.limit_s
 
@@ -168,79 +174,6 @@ class Run:
             "server_phases": started[0]["phases"] if started else None,
             "weights_s": installed[0]["seconds"] if installed else None,
         }
-
-
-class Killer:
-    """Kills by a plan, each once the replica works and enough others do."""
-
-    def __init__(self, run: Run, plan: list[tuple[str, int]], *, others: int, pause_s: float) -> None:
-        self._run, self._plan, self._others, self._pause_s = run, [*plan], others, pause_s
-        self.kills: list[dict[str, Any]] = []
-        self._next_at, self._looked = 0.0, 0.0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is to be killed any more, and everybody is active again."""
-        return not self._plan and len(self._active()) == self._run.replicas
-
-    def look(self) -> None:
-        """Kill, if it is time."""
-        now = time.monotonic()
-        if not self._plan or now < self._next_at or now - self._looked < 0.2:
-            return
-        self._looked = now
-        if len(self._run.of("engine_started")) < len(self.kills) + self._run.servers:
-            return  # a server that is to take over is still starting
-        kind, replica = self._plan[0]
-        name, active = f"rollout/{replica}", self._active()
-        busy = self._under_way()
-        if name in active and len(active) > self._others and busy and self._run.steps() >= len(self.kills):
-            pid = self._victim(kind, name)
-            if pid is None:
-                return
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                self.kills.append(
-                    {
-                        "kind": kind,
-                        "actor": name,
-                        "incarnation": active[name],
-                        "m": time.monotonic(),
-                        "leased": busy,
-                    }
-                )
-                self._plan.pop(0)
-                self._next_at = time.monotonic() + self._pause_s
-
-    def _active(self) -> dict[str, int]:
-        """Return the incarnations that sample now, by name."""
-        active = {event["child"]: event["incarnation"] for event in self._run.of("child_active")}
-        newest = {event["child"]: event["incarnation"] for event in self._run.of("child_spawned")}
-        killed = {(kill["actor"], kill["incarnation"]) for kill in self.kills}
-        return {
-            name: number
-            for name, number in active.items()
-            if newest.get(name, number) == number and (name, number) not in killed
-        }
-
-    def _under_way(self) -> int:
-        ledger = self._run.of("ledger")
-        return ledger[-1]["running"] if ledger else 0
-
-    def _victim(self, kind: str, name: str) -> int | None:
-        started = [event for event in self._run.of("engine_started") if event["actor"] == name]
-        if not started:
-            return None
-        server = started[-1]["server_pid"]
-        with contextlib.suppress(psutil.Error):
-            if kind == "main":
-                return server
-            if kind == "actor":
-                return psutil.Process(server).ppid()
-            for child in psutil.Process(server).children(recursive=True):
-                if "scheduler" in " ".join(child.cmdline()):
-                    return child.pid
-        return None
 
 
 def config_of(

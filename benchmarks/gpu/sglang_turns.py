@@ -23,7 +23,7 @@ LOOK_S = 0.1
 
 
 class Watcher:
-    """Looks at the GPU's memory, and kills by plan; stands in for the loop's `Killer`.
+    """Looks at the GPU's memory, and kills by plan.
 
     Args:
         run: a `Run` of the loop.

@@ -155,6 +155,11 @@ class PageWriter:
         until_s: float = _LEASE.unpack_from(self._memory, _LEASE_AT)[0]
         return until_s
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the actor takes messages."""
+        return self._state is PageState.READY
+
     def set_state(self, state: PageState) -> None:
         """Say how far the actor has come."""
         self._state = state

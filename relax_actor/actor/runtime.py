@@ -207,7 +207,8 @@ class _Process(Callee):
     def _stop(self, reason: str) -> None:
         self._stop_reason = self._stop_reason or reason
         self._turns.stop()
-        self._page.set_state(PageState.STOPPING)
+        if self._page.is_ready:  # who never was must not look as if
+            self._page.set_state(PageState.STOPPING)
         self._turns.end()
 
     # -- Callee: whoever reads the sockets ------------------------------------------------------

@@ -46,6 +46,7 @@ class _Child(msgspec.Struct, eq=False):
     dead_since_s: float = 0.0
     code: int | None = None
     signal: int | None = None
+    was_ready: bool = False
     oom: str = ""
     is_in_cgroup: bool = False
     promoted_to: tuple[str, int] | None = None  # who it is now, if it was started as a spare
@@ -222,6 +223,7 @@ class Children:
             self._loop.call_later(POLL_S, self._settle, child)
             return
         child.code, child.signal = process.exit_of(child.pid) or (None, None)
+        child.was_ready = _was_ready(child)
         child.oom = self._oom_evidence(child)
         child.is_in_cgroup = cgroup.is_in(child.pid, child.spawn.cgroup)
         if child.code != 0:
@@ -290,6 +292,7 @@ class Children:
             error=error or _crash_text(child.spawn.crash),
             oom=child.oom,
             held=held,
+            was_ready=child.was_ready,
         )
         if self._is_remote and child.code != 0:  # the head does not see its files yet
             doing = last_words.doing(Path(child.spawn.crash).with_suffix(".json"))
@@ -304,6 +307,11 @@ class Children:
 def _notice(child: _Child) -> Dying:
     reason = process.ending_of(child.pid) or "it is ending"
     return page.dying(*(child.promoted_to or child.key), reason, child.page())
+
+
+def _was_ready(child: _Child) -> bool:
+    seen = child.page()
+    return seen is not None and seen.state in {PageState.READY.name, PageState.STOPPING.name}
 
 
 def _crash_text(path: str) -> str:

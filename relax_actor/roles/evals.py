@@ -10,8 +10,9 @@ from typing import Any
 from relax_actor.config import Config
 from relax_actor.ids import GroupId
 from relax_actor.protocol import Purpose
+from relax_actor.transfer_queue.events import BatchAcked, EvalReported, Event, Rewound, Submitted
 from relax_actor.transfer_queue.ledger import Ledger
-from relax_actor.transfer_queue.records import BatchAcked, EvalReported, EvalResult, Event, Rewound, Submitted
+from relax_actor.transfer_queue.records import EvalResult
 
 
 class EvalRounds:

@@ -1,8 +1,7 @@
 """An actor's way to the rows of another host, by the dock there; see `rows.Rows`."""
 
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, Generic
 
@@ -14,6 +13,7 @@ from relax_actor.errors import RemoteError
 from relax_actor.ids import Holder
 from relax_actor.protocol import TensorRef
 from relax_actor.roles.dock import RowDock
+from relax_actor.roles.kept_rows import RowCache, RowMemory
 from relax_actor.transfer_queue.carrying import BROKEN, STALL_S, Carrier
 from relax_actor.transfer_queue.dock import Berth
 from relax_actor.transfer_queue.parcels import (
@@ -26,7 +26,7 @@ from relax_actor.transfer_queue.parcels import (
 from relax_actor.transfer_queue.storage import Record, layout_of, renamed, segments_of, written_at
 from transport.address import Address
 from transport.segment import SegmentName
-from transport.shm import SegmentMissingError, SegmentSpaceError
+from transport.shm import SegmentSpaceError
 from transport.stream import Stream
 
 CACHED_BYTES: Final = 64 << 20
@@ -63,8 +63,8 @@ class RemoteRows:
         self._holder, self._run_id = holder, run_id
         self._carrier = Carrier("the dock", _dialled(dock, holder), wake)
         self._parcels: dict[str, tuple[int, npt.NDArray[np.uint8]]] = {}
-        self._memory = _Memory(KEPT_BYTES)
-        self._fetched = _Cache(cached_bytes)
+        self._memory = RowMemory(KEPT_BYTES)
+        self._fetched = RowCache(cached_bytes)
 
     @property
     def is_crowded(self) -> bool:
@@ -185,7 +185,7 @@ class Fetching:
         fetched: where they are, or go.
     """
 
-    def __init__(self, carrier: Carrier, refs: Sequence[TensorRef], fetched: "_Cache") -> None:
+    def __init__(self, carrier: Carrier, refs: Sequence[TensorRef], fetched: RowCache) -> None:
         self._carrier, self._fetched = carrier, fetched
         self._refs = list(dict.fromkeys(refs))
         self._targets = {
@@ -226,67 +226,6 @@ class Fetching:
         whole = {ref: _shaped(ref, flat) for ref, flat in self._targets.items() if ref not in freed}
         self._fetched.add(whole, self._refs)
         self._asked, self._targets = [], {}
-
-
-class _Memory:
-    """Memory for parcels: what was written before has its pages, which cost more than copying.
-
-    Args:
-        most_bytes: to keep.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._kept: list[npt.NDArray[np.uint8]] = []
-
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return so many bytes: of the smallest piece that has them, unless most of it would be of no use."""
-        fitting = [piece for piece in self._kept if nbytes <= piece.nbytes <= 2 * nbytes + ROUND_BYTES]
-        if not fitting:
-            return np.zeros(-(-nbytes // ROUND_BYTES) * ROUND_BYTES, np.uint8)[:nbytes]
-        piece = min(fitting, key=len)
-        self._kept = [each for each in self._kept if each is not piece]
-        return piece[:nbytes]
-
-    def give_back(self, data: npt.NDArray[np.uint8]) -> None:
-        """Keep what `take` returned, instead of what was not needed for longest where that is too much."""
-        piece = data.base if isinstance(data.base, np.ndarray) else data
-        self._kept.append(piece)
-        while sum(each.nbytes for each in self._kept) > self._most_bytes:
-            self._kept.pop(0)
-
-
-ROUND_BYTES: Final = 64 << 10
-
-
-class _Cache:
-    """Arrays by their references: a name means the same bytes for ever.
-
-    Args:
-        most_bytes: of arrays to keep, beside those that are about to be read.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._arrays: OrderedDict[TensorRef, npt.NDArray[Any]] = OrderedDict()
-
-    def __contains__(self, ref: TensorRef) -> bool:
-        return ref in self._arrays
-
-    def __getitem__(self, ref: TensorRef) -> npt.NDArray[Any]:
-        if ref not in self._arrays:
-            raise SegmentMissingError(ref.segment)
-        self._arrays.move_to_end(ref)
-        return self._arrays[ref]
-
-    def add(self, arrays: Mapping[TensorRef, npt.NDArray[Any]], needed: Collection[TensorRef]) -> None:
-        """Keep these and whatever is needed now, and as much of the rest as there is room for."""
-        self._arrays.update(arrays)
-        nbytes, kept = sum(array.nbytes for array in self._arrays.values()), {*needed}
-        for ref in [ref for ref in self._arrays if ref not in kept]:
-            if nbytes <= self._most_bytes:
-                return
-            nbytes -= self._arrays.pop(ref).nbytes
 
 
 def is_worth_another_try(error: BaseException) -> bool:

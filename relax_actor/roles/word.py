@@ -5,9 +5,9 @@ from pathlib import Path
 
 from relax_actor.faults import point
 from relax_actor.telemetry import EventLog
+from relax_actor.transfer_queue.events import BatchExtended, BatchLeased, Event, PromptLeased, RewardLeased
 from relax_actor.transfer_queue.journal import Journal, JournalSpaceError
 from relax_actor.transfer_queue.ledger import Ledger
-from relax_actor.transfer_queue.records import BatchExtended, BatchLeased, Event, PromptLeased, RewardLeased
 
 LOOK_S = 0.2
 

@@ -42,7 +42,8 @@ from relax_actor.supervision.news import News
 from relax_actor.supervision.node import Node
 from relax_actor.supervision.requests import Requests
 from relax_actor.supervision.scaling import Replicas
-from relax_actor.supervision.spec import SupervisorSpec, validate
+from relax_actor.supervision.spec import SupervisorSpec
+from relax_actor.supervision.spec_checks import validate
 from relax_actor.supervision.status import NodeStatus, status_of
 
 

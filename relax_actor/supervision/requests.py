@@ -7,7 +7,8 @@ from relax_actor.supervision.events import AddChild, KillChild, RemoveChild, Sca
 from relax_actor.supervision.family import BranchSlot
 from relax_actor.supervision.node import Node
 from relax_actor.supervision.scaling import Replicas, joining, leaving
-from relax_actor.supervision.spec import ChildSpec, SpecError, SupervisorSpec, check, ids
+from relax_actor.supervision.spec import ChildSpec, SpecError, SupervisorSpec, ids
+from relax_actor.supervision.spec_checks import check
 
 
 class Requests:

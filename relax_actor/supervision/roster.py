@@ -12,7 +12,8 @@ class Roster:
     """The incarnations of a tree, from their spawning to their end.
 
     Attributes:
-        ready: who takes calls.
+        ready: who takes calls, or did.
+        dying: who takes none any more, and is not gone.
         told_to_stop: whose end will be no surprise.
     """
 
@@ -21,6 +22,7 @@ class Roster:
         self._ahead: dict[Key, ReadyWord] = {}
         self._spares: dict[Key, str] = {}  # of who was promoted: its name as a spare
         self.ready: set[Key] = set()
+        self.dying: set[Key] = set()
         self.told_to_stop: set[Key] = set()
 
     def spawned(self, record: wire.Spawned) -> ReadyWord | None:
@@ -49,6 +51,7 @@ class Roster:
         """Forget an incarnation; return the pid that it had, or 0."""
         self._spares.pop(key, None)
         self._ahead.pop(key, None)
+        self.dying.discard(key)
         born = self._born.pop(key, None)
         return born.pid if born else 0
 

@@ -24,7 +24,8 @@ from relax_actor.supervision.head import Head, Plan
 from relax_actor.supervision.hook import Hook
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement
 from relax_actor.supervision.monitor import Monitor
-from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names, validate
+from relax_actor.supervision.spec import ChildSpec, SupervisorSpec, children_names
+from relax_actor.supervision.spec_checks import validate
 from relax_actor.supervision.starts import FAN_OUT
 from relax_actor.supervision.status import NodeStatus
 

@@ -193,15 +193,21 @@ class TreeShell:
             self.handle(events.SpareReady(name=record.name))
             return
         key = record.name, record.incarnation
-        self._roster.ready.add(key)
-        self._directory.ready(record)
-        self.monitors.note(Phase.READY, *key)
-        self.handle(events.Ready(name=record.name, incarnation=record.incarnation))
+        if key not in self._roster.dying:  # else its agent's word was quicker, and nobody is to call it
+            self._directory.ready(record)
+        self._was_ready(key)
+
+    def _was_ready(self, key: Key) -> None:
+        if key not in self._roster.ready:
+            self._roster.ready.add(key)
+            self.monitors.note(Phase.READY, *key)
+            self.handle(events.Ready(name=key[0], incarnation=key[1]))
 
     def _dying(self, record: wire.Dying) -> None:
         """Fail the calls it had; its restart waits for the kernel's word that it is gone."""
         name, incarnation = self._roster.name_of(record.name, record.incarnation)
         record = msgspec.structs.replace(record, name=name, incarnation=incarnation)
+        self._roster.dying.add((name, incarnation))
         self._directory.dying(record)
         self._chronicle.dying(record)
         self.monitors.note(Phase.DYING, name, incarnation)
@@ -209,6 +215,8 @@ class TreeShell:
 
     def _exited(self, record: wire.Exited) -> None:
         key = self._roster.name_of(record.name, record.incarnation)
+        if record.was_ready:  # its own word was lost with it, or comes later
+            self._was_ready(key)
         if record.error and key not in self._roster.ready:
             error = last_line(record.error)
             self.handle(events.InitFailed(name=key[0], incarnation=key[1], error=error))

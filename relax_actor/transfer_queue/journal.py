@@ -26,7 +26,7 @@ import msgspec
 import xxhash
 
 from relax_actor.errors import RelaxError
-from relax_actor.transfer_queue.records import decode_events, encode_events
+from relax_actor.transfer_queue.events import decode_events, encode_events
 from transport.closing import Closing
 
 E = TypeVar("E")

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from dying_actors import Mortal
+from watching import eventually
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.node import cgroup
@@ -22,13 +22,6 @@ SHM_ROOT = "/dev/shm"  # noqa: S108 - that is where shared memory is
 
 QUICK = Backoff(base_s=0.01, cap_s=0.05)
 SUPPORT = str(Path(__file__).parents[1] / "support")
-
-
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def is_gone(pid):

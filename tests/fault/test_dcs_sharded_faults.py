@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from multiprocessing.connection import wait
 
 import pytest
 from sharded_models import decoder, full_model, trainer_shards
@@ -45,12 +46,14 @@ class Gang:
 
     def end(self):
         """Wait for the first rank that ends badly, break the meeting, return how each rank ended."""
-        codes = {}
-        while len(codes) < len(self.pids):
-            pid, status = os.waitpid(-1, 0)
-            codes[self.pids.index(pid)] = os.waitstatus_to_exitcode(status)
-            if status:
-                self.meeting.abort()
+        codes, running = {}, {os.pidfd_open(pid): rank for rank, pid in enumerate(self.pids)}
+        while running:  # not `waitpid(-1)`: this process may have other children
+            for pidfd in wait(running):
+                rank = running.pop(pidfd)
+                os.close(pidfd)
+                codes[rank] = os.waitstatus_to_exitcode(os.waitpid(self.pids[rank], 0)[1])
+                if codes[rank]:
+                    self.meeting.abort()
         return [codes[rank] for rank in range(len(self.pids))]
 
     def _fork(self, rank):

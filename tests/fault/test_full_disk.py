@@ -4,21 +4,25 @@ import os
 
 import numpy as np
 import pytest
-from full_disk import HOLDER, ImpatientQueue, prompt, sample
+from full_disk import ImpatientQueue
 from loop_run import loop_config
+from queue_rows import prompt, sample_of
 
 from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
+from relax_actor.ids import Holder
 from relax_actor.protocol import Opened
 from relax_actor.roles.queue import TransferQueue
 from relax_actor.telemetry import read_events
+from relax_actor.transfer_queue.events import SamplesPut
 from relax_actor.transfer_queue.journal import read
 from relax_actor.transfer_queue.memory import Memory, SpillError, spill_space
-from relax_actor.transfer_queue.records import Put, SamplesPut
+from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(60)]
 
+HOLDER = Holder("rollout/0", 1)
 SAMPLES = 64
 """Of a group: a put of all of them is longer than what may be left of the journal's last page."""
 
@@ -60,7 +64,7 @@ class Scene:
 
     def put(self):
         refs = self.writer.write([{"tokens": np.arange(9, dtype=np.int32)}] * SAMPLES)
-        samples = [sample(self.lease, index, each["tokens"]) for index, each in enumerate(refs)]
+        samples = [sample_of(self.lease, index, each["tokens"]) for index, each in enumerate(refs)]
         return self.queue.ask(TransferQueue.put_samples, HOLDER, samples)
 
 

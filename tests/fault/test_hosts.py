@@ -21,7 +21,7 @@ import zmq
 from namespaces import make_network, tear_down
 from sample_actors import Counter, Relay
 from supervised_actors import Rank, Worker
-from watching import QUICK, events_of, eventually, is_dead
+from watching import QUICK, ended_at, events_of, eventually, is_dead
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec, app
 from relax_actor.actor.page import PageView
@@ -113,14 +113,12 @@ def test_the_barrier_names_who_is_missing_and_what_is_known_of_them(network, tmp
 
 def test_an_agent_that_cannot_start_is_named_at_once(network, tmp_path):
     broken = Host(name="broken", prefix=("sh", "-c", "echo no such place; exit 3"), address=network.head)
-    started = time.monotonic()
     expected = r'missing: .*broken \(ended with exit code 3, last log: "no such place"\)'
     with (
         pytest.raises(StartFailed, match=expected),
         tree_on(network, tmp_path, [network.host("a", tmp_path), broken], counter_on("a")),
     ):
         pass
-    assert time.monotonic() - started < 30
 
 
 def test_behind_a_cut_link_actors_end_by_themselves_before_they_are_restarted_elsewhere(network, tmp_path):
@@ -133,22 +131,19 @@ def test_behind_a_cut_link_actors_end_by_themselves_before_they_are_restarted_el
         keeper, place = agent.parent(), net_of(old.pid)
         reply = counter.ask(Counter.sleep, 60.0)
         network.cut("a")
-        cut = time.monotonic()
-        eventually(lambda: not old.is_running())
-        gone_s = time.monotonic() - cut
-        assert TERMS.ttl_s - 2 * TERMS.renew_s < gone_s < TERMS.ttl_s + 0.5
+        gone_at = ended_at(old.pid)
         with pytest.raises(ActorDied, match="renewed no lease"):
             reply.result(20)
         eventually(lambda: not (keeper.is_running() or agent.is_running() or child.is_running()))
         pid, incarnation = counter.within(20).ask(Counter.where).result()
         assert incarnation == 2
         assert net_of(pid) != place
-        [lost] = events_of(tree, "host_lost")
-        assert lost["m"] - cut >= gone_s
+        assert len(events_of(tree, "host_lost")) == 1
         network.heal("a")
         eventually(lambda: len(events_of(tree, "host_joined")) == 3)
         assert counter.ask(Counter.where).result() == (pid, 2)
-    assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
+    spawned = [(event["incarnation"], event["m"] > gone_at) for event in events_of(tree, "child_spawned")]
+    assert spawned == [(1, False), (2, True)]
 
 
 def test_a_link_that_heals_in_time_costs_nobody_anything(network, tmp_path):
@@ -245,12 +240,11 @@ def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(netw
     with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
         old, place = psutil.Process(tree.pid("counter")), net_of(tree.pid("counter"))
         agent_of(tree, "counter").suspend()
-        stopped = time.monotonic()
-        eventually(lambda: not old.is_running())
-        assert time.monotonic() - stopped < TERMS.ttl_s + 0.5
+        gone_at = ended_at(old.pid)
         pid, incarnation = tree.ref("counter", Counter).within(20).ask(Counter.where).result()
         assert (incarnation, net_of(pid) != place) == (2, True)
-    assert [event["incarnation"] for event in events_of(tree, "child_spawned")] == [1, 2]
+    spawned = [(event["incarnation"], event["m"] > gone_at) for event in events_of(tree, "child_spawned")]
+    assert spawned == [(1, False), (2, True)]
 
 
 def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tmp_path):
@@ -268,14 +262,12 @@ def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tm
         old["stopped"].suspend()
         keeper.suspend()
         agent.suspend()
-        stopped = time.monotonic()
-        eventually(lambda: all(map(is_dead, [*old.values(), agent, child])))
-        gone_s = time.monotonic() - stopped
-        assert TERMS.ttl_s - 2 * TERMS.renew_s < gone_s < TERMS.ttl_s + TERMS.margin_s + 0.5
-        assert not events_of(tree, "host_lost")
+        gone_at = ended_at(*(each.pid for each in [*old.values(), agent, child]))
         for name, kind in kinds.items():
             method = Counter.where if kind is Counter else Worker.who
             assert tree.ref(name, kind).within(20).ask(method).result()[1] == 2
+        again = [event for event in events_of(tree, "child_spawned") if event["incarnation"] == 2]
+        assert min(event["m"] for event in again) > gone_at
         keeper.resume()
         eventually(lambda: is_dead(keeper))
     why = (tree.run_dir / "crash" / "counter-1.txt").read_text()

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from relax_actor.transfer_queue.events import Published
 from relax_actor.transfer_queue.journal import Journal, read
-from relax_actor.transfer_queue.records import Published
 
 pytestmark = pytest.mark.fault
 

@@ -4,8 +4,14 @@ import os
 import signal
 
 import pytest
-from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on
+from loop_run import (
+    ENDLESS_STEPS,
+    assert_kept_its_promises,
+    assert_trained_in_order,
+    assert_trainer_went_on,
+)
 
+from relax_actor.app import RunControl
 from relax_actor.faults import Action, Fault
 from relax_actor.telemetry import read_events
 
@@ -30,15 +36,35 @@ class Waker:
             self.woken = True
 
 
+class UntilRefused:
+    """Stops the run once the queue has refused what a sender said.
+
+    Args:
+        sender: who.
+        inner: called before.
+        control: of the run.
+    """
+
+    def __init__(self, sender, inner, control):
+        self._sender, self._inner, self._control = sender, inner, control
+
+    def __call__(self, folder):
+        self._inner(folder)
+        events, _ = read_events(folder / "events.jsonl")
+        if any(each["kind"] == "put_refused" and each["sender"] == self._sender for each in events):
+            self._control.stop("SIGTERM")
+
+
 @pytest.mark.parametrize("point", ["first_token", "tensors_written"])
 def test_another_rollout_does_the_work_of_one_that_hangs(run_loop, point):
     """I7, I9: its group is sampled elsewhere, and the sleeper's samples are refused as stale."""
-    waker = Waker("rollout/0")
+    waker, control = Waker("rollout/0"), RunControl()
     run = run_loop(
         plan=[Fault(actor="rollout/0", point=point, nth=2, action=Action.STOP)],
-        run={"steps": 8},
-        rollout={"lease_s": 0.8, "scripted_token_s": 0.03},
-        on_tick=waker,
+        run={"steps": ENDLESS_STEPS},
+        rollout={"lease_s": 3.0, "scripted_token_s": 0.03},
+        control=control,
+        on_tick=UntilRefused("rollout/0", waker, control),
     )
     assert waker.woken, run.log
     assert_kept_its_promises(run)
@@ -56,7 +82,7 @@ def test_a_reward_actor_that_hangs_keeps_nobody_waiting(run_loop):
     run = run_loop(
         plan=[Fault(actor="reward/0", point="rewarding", nth=3, action=Action.STOP)],
         run={"steps": 6},
-        reward={"replicas": 2, "lease_s": 0.8},
+        reward={"replicas": 2, "lease_s": 3.0},
         on_tick=waker,
     )
     assert_kept_its_promises(run)

@@ -3,23 +3,26 @@
 import secrets
 import time
 from collections import Counter
-from contextlib import suppress
 
-import psutil
 import pytest
+from dying_actors import Lingering, Mortal
 from loop_hosts import loop_hosts
 from loop_run import (
-    GROUPS_PER_STEP,
+    ENDLESS_STEPS,
     assert_trained_in_order,
     assert_trainer_went_on,
     assert_versions_never_go_back,
     kills,
 )
 from namespaces import make_network, tear_down
+from watching import eventually
 
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.app import RunControl
 from relax_actor.node.lease import LeaseTerms
+from relax_actor.outcome import watch
 from relax_actor.placement import Seat
+from relax_actor.supervision.spec import RestartType
 from relax_actor.telemetry import read_events
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
@@ -31,7 +34,7 @@ QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
 
 def assert_nothing_was_lost(run, hosts):
     """I2, I3, I5, I7, I8."""
-    assert run.outcome.exit_code == 0, run.log
+    assert run.outcome.exit_code == (143 if run.config.run.steps == ENDLESS_STEPS else 0), run.log
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))
     staleness = run.config.run.max_staleness
@@ -42,27 +45,6 @@ def assert_nothing_was_lost(run, hosts):
     hosts.assert_nothing_is_left(run)
 
 
-class AfterKills:
-    """Stops the run two steps after so many of its actors were killed.
-
-    Args:
-        kills: how many.
-        control: of the run.
-    """
-
-    def __init__(self, kills, control):
-        self._kills, self._control, self._until_step = kills, control, None
-
-    def __call__(self, folder):
-        events, _ = read_events(folder / "events.jsonl")
-        steps = sum(event["kind"] == "step" for event in events)
-        killed = sum(event["kind"] == "child_exited" and "SIGKILL" in event["reason"] for event in events)
-        if self._until_step is None and killed >= self._kills:
-            self._until_step = steps + 2
-        if self._until_step is not None and steps >= self._until_step:
-            self._control.stop("SIGTERM")
-
-
 def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_loop):
     """The dock, the producer and the queue are killed at every step of a row's way to the queue's host."""
     plan = [
@@ -70,25 +52,10 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
         *kills("rollout/0", "tensors_written", "parcel_sent", ("parcel_sent", 3), "ready_sent", "leased"),
         *kills("queue", ("queue_decided", 5), ("queue_committed", 7), ("queue_answered", 6)),
     ]
-    control = RunControl()
     with loop_hosts(2) as hosts:
         placement = hosts.rollouts_on("b", "b")
-        run = run_loop(
-            plan=plan,
-            run={"steps": 1000},  # until all of the plan was carried out, however slow restarts are
-            rollout=SLOW_TOKENS,
-            on_tick=AfterKills(len(plan), control),
-            control=control,
-            **hosts.settings(placement),
-        )
-        assert run.outcome.exit_code == 143, run.log
-        steps = len(run.of("step"))
-        assert run.trained == list(range(steps * GROUPS_PER_STEP)), run.log
-        assert all(event["balances"] for event in run.of("ledger"))
-        assert all(int(age) <= 1 for event in run.of("step") for age in event["staleness"])
-        assert_versions_never_go_back(run)
-        assert_trainer_went_on(run, steps=steps)
-        hosts.assert_nothing_is_left(run)
+        run = run_loop.until_killed(plan, rollout=SLOW_TOKENS, **hosts.settings(placement))
+        assert_nothing_was_lost(run, hosts)
     planned = Counter(fault.actor for fault in plan)
     assert planned <= Counter(run.killed), f"{run.killed}\n{run.log}"
 
@@ -120,33 +87,26 @@ def test_rewards_may_be_scored_on_another_host(run_loop):
 
 
 class LoseHost:
-    """Kills the node agent of a host once a number of steps are done, and those that follow it.
+    """Kills the node agent of a host once two steps are done.
 
     Args:
-        host: its name, which its processes bear in their environment.
-        after_steps: when.
-        agents: how many are killed before one may stay.
+        hosts: which there are.
+        name: of the one to lose.
+        for_good: whether nothing starts there any more.
     """
 
-    def __init__(self, host, after_steps=2, agents=1):
-        self._mark, self._after_steps, self._left = host, after_steps, agents
-        self._killed = set()
+    def __init__(self, hosts, name, *, for_good=False):
+        self._hosts, self._name, self._for_good = hosts, name, for_good
+        self._is_due = True
 
     def __call__(self, folder):
         steps = [event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "step"]
-        for agent in self._agents() if self._left and len(steps) >= self._after_steps else ():
-            self._killed.add(agent.pid)
-            self._left -= 1
+        if self._is_due and len(steps) >= 2:
+            self._is_due = False
+            if self._for_good:
+                self._hosts.lose(self._name)
+            (agent,) = self._hosts.agents(self._name)
             agent.kill()
-
-    def _agents(self):
-        """Return the agents: a keeper, which has the same command line, is the parent of one."""
-        for process in psutil.process_iter(["ppid"]):
-            with suppress(psutil.Error):
-                is_here = process.environ().get("RELAX_ACTOR_TEST_HOST") == self._mark
-                is_agent = is_node(process) and is_node(psutil.Process(process.info["ppid"]))
-                if is_here and is_agent and process.pid not in self._killed:
-                    yield process
 
 
 class UntilActiveAgain:
@@ -165,10 +125,6 @@ class UntilActiveAgain:
             self._control.stop("SIGTERM")
 
 
-def is_node(process):
-    return "relax_actor.node" in process.cmdline()
-
-
 def hosts_of(run, actor):
     """Return the hosts that the incarnations of an actor were spawned on."""
     return [event["site"] for event in run.of("child_spawned", child=actor)]
@@ -180,8 +136,8 @@ def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
         run = run_loop(
             run={"steps": 12},
             rollout=SLOW_TOKENS,
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(hosts.rollouts_on("b", "c"), lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(hosts.rollouts_on("b", "c")),
         )
         assert_nothing_was_lost(run, hosts)
     assert set(hosts_of(run, "rollout/0")) == {"b", "c"}
@@ -193,16 +149,16 @@ def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(r
     with loop_hosts(3) as hosts:
         placement = hosts.rollouts_on("b", "c", gpus=("7",))
         run = run_loop(
-            run={"steps": 1000},
+            run={"steps": ENDLESS_STEPS},
             rollout={**SLOW_TOKENS, "min_replicas": 1},
-            on_tick=UntilActiveAgain("rollout/0", LoseHost("b"), control),
+            on_tick=UntilActiveAgain("rollout/0", LoseHost(hosts, "b"), control),
             control=control,
-            **hosts.settings(placement, lease=QUICK_TERMS),
+            **hosts.settings(placement),
         )
         assert run.outcome.exit_code == 143, run.log
         assert len(run.trained) == len(set(run.trained))
         assert all(event["balances"] for event in run.of("ledger"))
-        assert_trainer_went_on(run, steps=len(run.of("step")))
+        assert_trainer_went_on(run)
         hosts.assert_nothing_is_left(run)
     assert set(hosts_of(run, "rollout/0")) == {"b"}
     assert len(hosts_of(run, "rollout/0")) == 2
@@ -216,8 +172,8 @@ def test_a_spare_place_is_taken_by_one_replica(run_loop):
         run = run_loop(
             run={"steps": 12},
             rollout=SLOW_TOKENS,
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(placement, lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(placement),
         )
         assert_nothing_was_lost(run, hosts)
     assert hosts_of(run, "rollout/0") == ["b", "d"]
@@ -226,14 +182,35 @@ def test_a_spare_place_is_taken_by_one_replica(run_loop):
 def test_below_its_least_replicas_a_run_ends_and_says_why(run_loop):
     with loop_hosts(3) as hosts:
         run = run_loop(
-            run={"steps": 1000},
+            run={"steps": ENDLESS_STEPS},
             rollout={**SLOW_TOKENS, "min_replicas": 2},
-            on_tick=LoseHost("b", agents=100),
-            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
+            on_tick=LoseHost(hosts, "b", for_good=True),
+            **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",))),
         )
         hosts.assert_nothing_is_left(run)
     assert run.outcome.exit_code == 4
     assert run.outcome.reason.startswith("1 of 2 rollout replicas have a host, fewer than 2: b: ")
+
+
+def test_a_run_that_ends_while_an_actor_waits_for_its_host_ends_well(run_loop, tmp_path):
+    """Its rollouts are gone a second before those that stop after them."""
+    children = (
+        ChildSpec(id="store", actor=Mortal, hosts=("b",)),
+        ChildSpec(id="lingering", actor=Lingering),
+        SupervisorSpec(
+            id="rollouts", restart=RestartType.TEMPORARY, children=(ChildSpec(id="rollout", actor=Mortal),)
+        ),
+    )
+    with loop_hosts(2) as hosts:
+        places = {"hosts": hosts.hosts, "address": hosts.hosts[0].address}
+        with Supervisor(SupervisorSpec(id="run", children=children), run_dir=tmp_path, **places) as tree:
+            hosts.lose("b")
+            (agent,) = hosts.agents("b")
+            agent.kill()
+            eventually(lambda: "store" in tree.homeless)
+            tree.stop("it has ended")
+            outcome = watch(tree, run_loop.config(), None, None)
+    assert (outcome.exit_code, outcome.reason) == (0, "it has ended")
 
 
 class CutLink:

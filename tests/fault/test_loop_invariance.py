@@ -17,9 +17,10 @@ from loop_run import (
     kills,
     leftovers,
 )
+from watching import ended_after
 
 from relax_actor.telemetry import read_events
-from relax_actor.transfer_queue.records import BatchExtended
+from relax_actor.transfer_queue.events import BatchExtended
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -111,7 +112,7 @@ def kill_head_after_checkpoint(folder, config):
     head = subprocess.Popen(
         [sys.executable, str(folder / "head.py"), str(folder / "config.json"), str(folder), "0123abcd"]
     )
-    with head:
+    with ended_after(head):
         await_event(folder, "step", step=6)
         head.kill()
     deadline = time.monotonic() + 15

@@ -27,7 +27,7 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_rollout_dies(run_lo
         *kills("rollout/0", "leased", "first_token", "tensors_written", "ready_sent", "install_bucket"),
         *kills("rollout/1", "install_bucket", ("ready_sent", 2), ("tensors_written", 2), ("first_token", 3)),
     ]
-    run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW_TOKENS)
+    run = run_loop.until_killed(plan, rollout=SLOW_TOKENS)
     assert_nothing_was_lost(run, plan)
     assert_active_at_the_end(run, "rollout/0")
     assert_active_at_the_end(run, "rollout/1")
@@ -36,7 +36,7 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_rollout_dies(run_lo
 def test_the_only_rollout_may_die_while_it_installs_and_while_it_samples(run_loop):
     """I2, I5: with one replica of one, the trainer waits and goes on."""
     plan = kills("rollout/0", ("install_bucket", 2), ("leased", 3), ("ready_sent", 3))
-    run = run_loop(plan=plan, rollout={"replicas": 1})
+    run = run_loop.until_killed(plan, rollout={"replicas": 1})
     assert_nothing_was_lost(run, plan)
     assert_active_at_the_end(run, "rollout/0")
 
@@ -44,7 +44,7 @@ def test_the_only_rollout_may_die_while_it_installs_and_while_it_samples(run_loo
 def test_every_group_is_trained_on_exactly_once_wherever_its_reward_actor_dies(run_loop):
     """I2, I5, I8: and its worker processes die with it."""
     plan = kills("reward", "rewarding", "reward_sent", ("rewarding", 5), ("reward_sent", 2))
-    run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW_TOKENS)
+    run = run_loop.until_killed(plan, rollout=SLOW_TOKENS)
     assert_nothing_was_lost(run, plan)
 
 
@@ -59,7 +59,7 @@ def test_every_group_is_trained_on_exactly_once_wherever_the_queue_dies(run_loop
         ("queue_committed", 2),
         ("queue_decided", 5),
     )
-    run = run_loop(plan=plan, run={"steps": 8}, rollout=SLOW_TOKENS)
+    run = run_loop.until_killed(plan, rollout=SLOW_TOKENS)
     assert_nothing_was_lost(run, plan)
 
 

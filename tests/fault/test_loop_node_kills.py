@@ -1,7 +1,10 @@
 """The processes behind the actors die: the one that forks them, and the one that watches them."""
 
+from contextlib import suppress
+
 import psutil
 import pytest
+from loop_faults import standstill, stopped_trainer
 from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_trainer_went_on
 
 from relax_actor.telemetry import read_events
@@ -10,24 +13,24 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 
 class Killer:
-    """Kills processes found by way of the trainer's parent, once a step is done.
+    """Kills processes found by way of the trainer's parent while the trainer stands still.
 
     Args:
-        step: after which.
         victims: the processes to kill, given the node agent and the events.
     """
 
-    def __init__(self, step, victims):
-        self._step, self._victims, self.killed = step, victims, []
+    def __init__(self, victims):
+        self._victims, self.killed = victims, []
 
     def __call__(self, folder):
         events, _ = read_events(folder / "events.jsonl")
-        steps = [event for event in events if event["kind"] == "step"]
-        if len(steps) >= self._step and not self.killed:
-            agent = psutil.Process(steps[-1]["pid"]).parent()
-            self.killed = self._victims(agent, events)
+        trainer = stopped_trainer(events)
+        if trainer is not None and not self.killed:
+            self.killed = self._victims(trainer.parent(), events)
             for process in self.killed:
                 process.kill()
+            with suppress(psutil.NoSuchProcess):  # it went with its agent
+                trainer.resume()
 
 
 def zygotes_and_a_rollout(agent, events):
@@ -40,8 +43,8 @@ def zygotes_and_a_rollout(agent, events):
 
 def test_what_forks_the_actors_is_replaced_when_the_next_one_is_needed(run_loop):
     """I5: its death alone is not even noticed; a rollout that dies after it comes back all the same."""
-    killer = Killer(2, zygotes_and_a_rollout)
-    run = run_loop(rollout={"replicas": 1, "scripted_token_s": 0.05}, on_tick=killer)
+    killer = Killer(zygotes_and_a_rollout)
+    run = run_loop(plan=[standstill(2)], rollout={"replicas": 1, "scripted_token_s": 0.05}, on_tick=killer)
     assert killer.killed
     assert_kept_its_promises(run, waits=False)  # the trainer waits for what the next zygote imports
     assert_trained_in_order(run)
@@ -51,9 +54,13 @@ def test_what_forks_the_actors_is_replaced_when_the_next_one_is_needed(run_loop)
 
 def test_the_death_of_the_node_agent_costs_the_steps_since_the_checkpoint(run_loop):
     """I2, I7, I8: every actor dies with it and comes back; the queue finds its rows where they were."""
-    killer = Killer(3, lambda agent, _events: [agent])
+    killer = Killer(lambda agent, _events: [agent])
     run = run_loop(
-        run={"steps": 6}, rollout={"scripted_token_s": 0.05}, train={"checkpoint_every": 2}, on_tick=killer
+        plan=[standstill(3)],
+        run={"steps": 6},
+        rollout={"scripted_token_s": 0.05},
+        train={"checkpoint_every": 2},
+        on_tick=killer,
     )
     assert killer.killed
     assert_kept_its_promises(run)

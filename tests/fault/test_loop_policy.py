@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from loop_faults import standstill, stopped_trainer
 from loop_run import (
     assert_active_at_the_end,
     assert_kept_its_promises,
@@ -21,37 +22,37 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 VICTIM = "rollout/0"
 
 
+STANDSTILL = standstill(2)
+
+
 class StoppedTrainer:
-    """Stops the trainer after some steps, kills a rollout, and lets the trainer go on once it is back.
+    """Kills a rollout while the trainer stands still, which goes on once the rollout is back.
 
     Args:
-        after_step: how many.
         sweep: remove all policy versions from shared memory while the trainer is stopped.
         lives: which incarnation of the rollout has to come back.
     """
 
-    def __init__(self, *, after_step=2, sweep=False, lives=2):
-        self._after_step, self._sweep, self._lives = after_step, sweep, lives
+    def __init__(self, *, sweep=False, lives=2):
+        self._sweep, self._lives = sweep, lives
         self.stopped_at = self.continued_at = 0.0
-        self._trainer = 0
+        self._trainer = None
 
     def __call__(self, folder):
         events, _ = read_events(folder / "events.jsonl")
         if not self.stopped_at:
-            self._stop_when_due(events)
+            self._kill_when_stopped(events)
         elif not self.continued_at:
             back = [each for each in events if each["kind"] == "child_active" and each["child"] == VICTIM]
             if back and back[-1]["incarnation"] >= self._lives:
                 self.continued_at = back[-1]["m"]
-                os.kill(self._trainer, signal.SIGCONT)
+                self._trainer.resume()
 
-    def _stop_when_due(self, events):
-        steps = [event for event in events if event["kind"] in {"step", "checkpoint_saved"}]
-        if not steps or steps[-1]["step"] < self._after_step:
+    def _kill_when_stopped(self, events):
+        self._trainer = stopped_trainer(events)
+        if self._trainer is None:
             return
         spawned = {event["child"]: event for event in events if event["kind"] == "child_spawned"}
-        self._trainer = spawned["trainer"]["pid"]
-        os.kill(self._trainer, signal.SIGSTOP)
         self.stopped_at = max(event["m"] for event in events)
         if self._sweep:
             space = ShmSpace(next(event["run_id"] for event in events if "run_id" in event))
@@ -72,7 +73,7 @@ class StoppedTrainer:
 def test_a_killed_rollout_is_brought_to_the_current_version_while_the_trainer_is_stopped(run_loop, engine):
     """I4, I5, I7: the trainer takes no part."""
     stopped = StoppedTrainer()
-    run = run_loop(on_tick=stopped, rollout={"engine": engine}, run={"steps": 6})
+    run = run_loop(plan=[STANDSTILL], on_tick=stopped, rollout={"engine": engine}, run={"steps": 6})
     assert stopped.continued_at, run.log
     assert_kept_its_promises(run)
     assert_trained_in_order(run)
@@ -90,6 +91,7 @@ def test_with_shared_memory_gone_a_rollout_borrows_from_the_other_one(run_loop, 
     """I4, I5, I7: also if it is killed while it does; later versions come through shared memory again."""
     stopped = StoppedTrainer(sweep=True, lives=4)
     plan = [
+        STANDSTILL,
         Fault(actor=VICTIM, point="install_bucket", incarnation=2),
         Fault(actor=VICTIM, point="install_copied", incarnation=3),
     ]
@@ -101,13 +103,15 @@ def test_with_shared_memory_gone_a_rollout_borrows_from_the_other_one(run_loop, 
     assert_trainer_went_on(run)
     first = stopped.installed(run)[0]
     assert (first["route"], first["failed_routes"]) == ("peer", ["shared_memory"])
-    assert run.of("policy_installed", actor=VICTIM, inc=4)[-1]["route"] == "shared_memory"
+    installs = run.of("policy_installed", actor=VICTIM, inc=4)
+    assert installs[-1]["route"] == "shared_memory", [*installs, *run.of("route_failed")]
 
 
 def test_with_all_of_it_gone_a_rollout_reads_the_newest_checkpoint(run_loop):
     """I4, I7: and goes on to newer versions from there."""
     stopped = StoppedTrainer(sweep=True)
     run = run_loop(
+        plan=[STANDSTILL],
         on_tick=stopped,
         rollout={"replicas": 1, "engine": "transformers"},
         run={"steps": 5},
@@ -123,7 +127,7 @@ def test_with_all_of_it_gone_a_rollout_reads_the_newest_checkpoint(run_loop):
 def test_a_rollout_whose_lender_dies_takes_what_is_left(run_loop):
     """I5, I7: the lender is killed at its first part; the borrower reads the checkpoint."""
     stopped = StoppedTrainer(sweep=True)
-    plan = kills("rollout/1", "policy_lent")
+    plan = [STANDSTILL, *kills("rollout/1", "policy_lent")]
     run = run_loop(plan=plan, on_tick=stopped, run={"steps": 5}, train={"checkpoint_every": 1})
     assert stopped.continued_at, run.log
     assert sorted(run.killed) == [VICTIM, "rollout/1"]

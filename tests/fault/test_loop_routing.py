@@ -5,9 +5,10 @@ import shutil
 
 import pytest
 import torch
+from loop_faults import Rendezvous, standstill
 from loop_run import LoopRunner, assert_kept_its_promises, assert_trainer_went_on, kills
 
-from relax_actor.transfer_queue.records import ChunkPut, Submitted
+from relax_actor.transfer_queue.events import ChunkPut, Submitted
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
@@ -45,7 +46,8 @@ def test_routes_of_a_sample_go_on_after_its_rollout_has_died(run_moe):
     """I6 with R3: the same weights to the bit, and routes that the trainer itself would have chosen."""
     quiet = run_moe(run=SYNCHRONOUS, rollout=REAL | {"chunk_tokens": 0}, train=R3)
     plan = [*kills("rollout/0", ("chunk_sent", 3)), *kills("rollout/1", ("chunk_sent", 2), "chunk_written")]
-    run = run_moe(plan=plan, run=SYNCHRONOUS, rollout=REAL, train=R3)
+    stops = [standstill(steps) for steps in (1, 2, 3)]  # or one rollout may do it all while the other starts
+    run = run_moe(plan=plan + stops, on_tick=Rendezvous(), run=SYNCHRONOUS, rollout=REAL, train=R3)
 
     assert sorted(run.killed) == sorted(fault.actor for fault in plan), run.log
     for each in (quiet, run):

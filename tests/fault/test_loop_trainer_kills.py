@@ -49,8 +49,8 @@ def test_a_killed_trainer_goes_on_from_its_newest_checkpoint(run_loop, staleness
 
 def test_a_trainer_whose_batch_was_taken_back_returns_to_its_checkpoint(run_loop):
     """I2, I9: it trained on samples that were not its own any more, so those weights never count."""
-    slow = Fault(actor="trainer", point="trained", nth=2, action=Action.DELAY, seconds=2.0)
-    run = run_loop(plan=[slow], train={"lease_s": 0.7, "checkpoint_every": 1})
+    slow = Fault(actor="trainer", point="trained", nth=2, action=Action.DELAY, seconds=5.0)
+    run = run_loop(plan=[slow], train={"lease_s": 2.0, "checkpoint_every": 1})
     assert_kept_its_promises(run)
     assert_trained_in_order(run)
     assert len(run.of("child_spawned", child="trainer")) == 2

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from dying_actors import Mortal
-from watching import QUICK, events_of, eventually
+from dying_actors import Fleeting, Mortal
+from watching import QUICK, ended_after, events_of, eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
@@ -245,7 +245,7 @@ PIPED = """
 
 def test_the_death_pipe_breaks_with_its_one_writer_whoever_else_was_forked():
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PIPED)], stdout=subprocess.PIPE)
-    with parent:
+    with ended_after(parent):
         child = int(parent.stdout.readline().split()[1])
         family = psutil.Process(child).children()
         parent.kill()
@@ -567,6 +567,17 @@ DEAD_AT_BIRTH = """
 def test_who_dies_before_it_is_adopted_is_collected_when_it_is():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(DEAD_AT_BIRTH)], check=False, timeout=60)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_who_dies_before_the_head_hears_that_it_was_ready_is_restarted(tmp_path, raises):
+    """It did start, so the tree goes on: a status page tells its agent what its own word did not."""
+    child = ChildSpec(id="fleeting", actor=Fleeting, args={"raises": raises})
+    with Supervisor(spec_of(child), run_dir=tmp_path) as tree:
+        eventually(lambda: len(events_of(tree, "child_ready")) == 2)
+    assert [event["incarnation"] for event in events_of(tree, "child_ready")] == [1, 2]
+    (again,) = events_of(tree, "child_restarting")
+    assert again["reason"] == ("exit code 1: RuntimeError: too short a life" if raises else "SIGKILL")
 
 
 # -- zygotes ----------------------------------------------------------------------------------------

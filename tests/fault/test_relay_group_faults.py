@@ -1,31 +1,25 @@
 """Groups of stores while their members are killed and stopped in the middle of a broadcast, as processes."""
 
 import os
-import secrets
-import shutil
 import signal
 from contextlib import contextmanager
-from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import pytest
-from relay_hosts import eventually, weights
+from relay_hosts import eventually, relay_root, weights
+from relay_stores import StorePlay
 
-from relax_actor import Backoff, ChildSpec, Intensity, Supervisor, SupervisorSpec
-from relax_actor.dcs import PolicyPublisher, PolicyReceiver
+from relax_actor.dcs import PolicyPublisher
 from relax_actor.dcs.relay.carrier import DEADLINE_S
-from relax_actor.faults import Action, Fault, plan
+from relax_actor.faults import Action, Fault
 from relax_actor.ids import Holder
 from relax_actor.roles.store import PolicyStore
-from relax_actor.telemetry import read_events
-from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
-QUICK = Backoff(base_s=0.01, cap_s=0.02)
 NAMES = ("store_a", "store_b", "store_c", "store_d")
 MEMBERS = NAMES[1:]
-ZYGOTES = {"default": (), "torch": ("torch.distributed",)}
 BUCKETS = 15
 """Of each version: a piece each."""
 
@@ -35,43 +29,23 @@ DELAY_S = 1.0
 assert DEADLINE_S < DELAY_S
 
 
-class Play:
-    """A tree of stores that form a group; the test is the publisher."""
+class Play(StorePlay):
+    """Stores that form a group."""
 
-    def __init__(self, tmp_path, root):
-        self.tmp_path, self.root, self.run_id = tmp_path, root, secrets.token_hex(4)
-        self.seen = dict.fromkeys(NAMES, -1)
-
-    def space(self, name):
-        return ShmSpace(self.run_id, self.root / name)
+    names = NAMES
+    zygote = "torch"
+    zygotes = MappingProxyType({"default": (), "torch": ("torch.distributed",)})
 
     @contextmanager
     def tree(self, faults=()):
-        for name in NAMES:
-            (self.root / name).mkdir()
-        children = tuple(
-            ChildSpec(
-                id=name,
-                actor=PolicyStore,
-                args={"chain": NAMES, "relay": "group", "shm_root": str(self.root / name)},
-                env=plan(list(faults)),
-                zygote="torch",
-            )
-            for name in NAMES
-        )
-        intensity = Intensity(restarts=1000, within_s=60.0)
-        spec = SupervisorSpec(id="root", backoff=QUICK, intensity=intensity, children=children)
         with (
-            Supervisor(spec, run_dir=self.tmp_path / "run", run_id=self.run_id, zygotes=ZYGOTES) as tree,
+            self.stores(faults, relay="group") as tree,
             PolicyPublisher(self.space(NAMES[0]), bucket_bytes=1 << 20) as self.publisher,
         ):
             yield tree
 
     def publish(self, version):
         self.publisher.publish(version, version, weights(version, tensors=30, elements=100_000))
-
-    def events(self, kind):
-        return [e for e in read_events(self.tmp_path / "run/events.jsonl")[0] if e["kind"] == kind]
 
     def await_group(self, *members, after=0):
         """Wait until the newest group is of these, and later than another; return its epoch."""
@@ -96,22 +70,9 @@ class Play:
                 return version, max(seconds for _, seconds in relayed.values())
         pytest.fail("no version came by broadcast")
 
-    def has(self, name, version):
-        """Whether it is there, verified; nothing torn is visible, and nothing older than was seen before."""
-        receiver = PolicyReceiver(self.space(name))
-        if receiver.latest() is None:
-            return False
-        with receiver.open() as snapshot:
-            snapshot.verify()
-            for index, (_, array) in enumerate(snapshot.arrays()):
-                assert (array == snapshot.version * 10 + index).all()
-        assert snapshot.version >= self.seen[name]
-        self.seen[name] = snapshot.version
-        return snapshot.version == version
-
     def await_version(self, version, *names):
         for name in names:
-            eventually(lambda name=name: self.has(name, version))
+            eventually(lambda name=name: self.check(name) == version)
 
     def relayed(self, version):
         """By which way a version came, and how long it took: by store."""
@@ -124,10 +85,8 @@ class Play:
 
 @pytest.fixture
 def play(tmp_path):
-    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
-    root.mkdir()
-    yield Play(tmp_path, root)
-    shutil.rmtree(root)
+    with relay_root() as root:
+        yield Play(tmp_path, root)
 
 
 def is_lost(tree, play, victim):

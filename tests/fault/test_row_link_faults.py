@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 from namespaces import make_network, tear_down
+from watching import eventually
 
 from relax_actor import Actor, ChildSpec, Supervisor, SupervisorSpec, endpoint, faults
 from relax_actor.errors import ActorDied
@@ -131,13 +132,6 @@ def network():
     network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
     yield network
     tear_down(network)
-
-
-def eventually(condition, within_s=20.0):
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_dock_killed_in_the_middle_of_rows_costs_no_byte(start):

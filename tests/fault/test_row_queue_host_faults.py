@@ -4,10 +4,10 @@ import time
 from collections import Counter
 
 import pytest
-from loop_hosts import TERMS, loop_hosts
-from row_hosts import GROUP_ROWS, children
+from loop_hosts import loop_hosts
+from row_hosts import GROUP_ROWS, children, tree_over
 
-from relax_actor import Backoff, Intensity, Supervisor, SupervisorSpec, faults
+from relax_actor import Backoff, Intensity, faults
 from relax_actor.faults import Fault
 from relax_actor.row_queue import RowQueue
 
@@ -33,21 +33,10 @@ def test_each_row_is_settled_once_wherever_one_dies_and_no_host_keeps_anything(t
     log, rows = tmp_path / "seen", GROUPS * GROUP_ROWS
     log.touch()
     env = faults.plan([Fault(actor=actor, point=where, nth=3)])
-    root = SupervisorSpec(
-        id="root",
-        backoff=Backoff(base_s=0.01, cap_s=0.05),
-        intensity=Intensity(restarts=50),
-        children=children(log, GROUPS, painter="b", looker="c", env=env),
-    )
+    specs = children(log, GROUPS, painter="b", looker="c", env=env)
+    limits = {"backoff": Backoff(base_s=0.01, cap_s=0.05), "intensity": Intensity(restarts=50)}
     with loop_hosts(3) as hosts:
-        with Supervisor(
-            root,
-            run_dir=tmp_path / "run",
-            zygotes={"default": ("numpy",)},
-            hosts=hosts.hosts,
-            address=hosts.hosts[0].address,
-            lease=TERMS,
-        ) as tree:
+        with tree_over(hosts, tmp_path / "run", *specs, **limits) as tree:
             queue, deadline = tree.ref("queue", RowQueue).within(20.0), time.monotonic() + 40
             while (progress := queue.ask(RowQueue.progress, "train").result())["acked"] < rows:
                 assert time.monotonic() < deadline, progress

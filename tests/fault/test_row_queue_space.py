@@ -4,12 +4,12 @@ import contextlib
 import os
 import subprocess
 import threading
-import time
 from collections import Counter
 
 import numpy as np
 import pytest
 from row_hosts import tokens
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.row_queue import ConsumerGroup, QueueSpec, RowConsumer, RowProducer, RowQueue
@@ -50,14 +50,6 @@ def running(tmp_path, spec, *, journal_dir="", **options):
 
 def events(tree, kind):
     return [event for event in read_events(tree.run_dir / "events.jsonl")[0] if event["kind"] == kind]
-
-
-def eventually(look):
-    deadline = time.monotonic() + 20.0
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 def got(consumer, rows):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import numpy as np
 import psutil
@@ -100,10 +99,9 @@ def test_only_endpoints_can_be_called(counter):
 
 def test_the_deadline_is_the_callers_alone(counter):
     """A busy callee costs its caller the deadline and nothing more; the late answer is dropped."""
-    started = time.monotonic()
     with pytest.raises(CallTimeout) as caught:
-        counter.within(0.2).ask(Counter.sleep, 1.0).result()
-    assert time.monotonic() - started < 1.0
+        counter.within(0.2).ask(Counter.sleep, 4.0).result()
+    assert counter.control.status().result()["method"] == "sleep"
     assert caught.value.executed is Executed.MAYBE
     assert counter.ask(Counter.add, 1).result() == 6
 

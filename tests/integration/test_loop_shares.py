@@ -9,7 +9,7 @@ import pytest
 from loop_run import assert_kept_its_promises
 
 from relax_actor.telemetry import read_events
-from relax_actor.transfer_queue.records import PromptLeased
+from relax_actor.transfer_queue.events import PromptLeased
 
 pytestmark = pytest.mark.timeout(180)
 

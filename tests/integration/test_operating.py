@@ -95,7 +95,9 @@ def operated(tmp_path):
 def test_an_actor_is_killed_on_its_host_and_comes_back(operated):
     code, said = operated.relax("kill", "rollout/1")
     assert (code, said.splitlines()[0].partition(";")[0]) == (0, "killed rollout/1#1")
-    [exited] = [each for each in operated.of("child_exited") if each["child"] == "rollout/1"]
+    eventually(lambda: operated.of("child_exited"))  # the command waits for the order alone
+    [exited] = operated.of("child_exited")
+    assert exited["child"] == "rollout/1"
     assert "SIGKILL" in exited["reason"]
     code, said = operated.relax("why", "rollout/1#1")
     assert "killed by an operator" in said

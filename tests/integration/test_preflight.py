@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher import probing
+from launcher import probes
 from launcher.errors import ExitCode, RefusedError
 from launcher.launch import Request, launch
-from launcher.probing import Terms, survey
+from launcher.probes import Terms
+from launcher.probing import survey
 from relax_actor.node.inband import framed
 from relax_actor.supervision.hosts import Host, Session
 from relax_actor.survey.records import Question, Targets
@@ -89,7 +90,7 @@ def test_a_host_that_cannot_answer_holds_up_nobody(host, facts):
 
 
 def test_another_version_is_refused_by_the_host(monkeypatch):
-    monkeypatch.setattr(probing, "__version__", "99.0")
+    monkeypatch.setattr(probes, "__version__", "99.0")
     assert ask(Host(name="a")).attempts["a"].refusal == "version"
 
 

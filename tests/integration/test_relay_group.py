@@ -1,11 +1,9 @@
 """Policy versions by broadcasts to a group of hosts, as threads and real gloo groups."""
 
 import secrets
-import shutil
-from pathlib import Path
 
 import pytest
-from relay_hosts import RelayPlay, eventually
+from relay_hosts import RelayPlay, eventually, relay_root
 
 from relax_actor.dcs.manifest import OWNER, bucket_label
 from relax_actor.dcs.relay.carrier import GlooCarrier, GroupBrokenError
@@ -41,12 +39,10 @@ class GroupPlay(RelayPlay):
 
 @pytest.fixture
 def play():
-    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
-    root.mkdir()
-    made = GroupPlay(root, secrets.token_hex(4))
-    yield made
-    made.close()
-    shutil.rmtree(root)
+    with relay_root() as root:
+        made = GroupPlay(root, secrets.token_hex(4))
+        yield made
+        made.close()
 
 
 def relays(host):

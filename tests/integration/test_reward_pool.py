@@ -45,7 +45,11 @@ FUNCTIONS = textwrap.dedent(r'''
         child = subprocess.Popen(["sleep", "1000"])
         open(mark, "w").write(str(child.pid))
         time.sleep(1000)
-    def do_sleep(label): time.sleep(float(label)); return 1.0
+    def do_meet(label, folder):
+        """Wait for the other one that does so."""
+        open(os.path.join(folder, label), "w").close()
+        while len(os.listdir(folder)) < 2: time.sleep(0.01)
+        return 1.0
 ''')
 
 
@@ -189,14 +193,12 @@ def test_large_and_odd_text_reaches_the_function(outcome):
     assert "could not convert string to float: '\\ud83d\\n\\x00'" in outcome("good", "\ud83d\n\0").reason
 
 
-def test_several_workers_score_at_the_same_time(user_path):
+def test_several_workers_score_at_the_same_time(user_path, tmp_path):
     pool = RewardPool("deeds:act", workers=2, timeout_s=30.0, user_path=user_path)
-    started = time.monotonic()
 
-    first, second = [pool.submit(task("sleep", "1.0")) for _ in range(2)]
+    first, second = [pool.submit(task("meet", label, folder=str(tmp_path))) for label in "12"]
 
-    assert (first.result(timeout=30).reward, second.result(timeout=30).reward) == (1.0, 1.0)
-    assert time.monotonic() - started < 1.9
+    assert (first.result(timeout=60).reward, second.result(timeout=60).reward) == (1.0, 1.0)
     pool.close()
 
 

@@ -6,8 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from loop_hosts import TERMS, loop_hosts
-from row_hosts import GROUP_ROWS, SPEC, Both, children, image, tokens
+from loop_hosts import loop_hosts
+from row_hosts import GROUP_ROWS, SPEC, Both, children, image, tokens, tree_over
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.errors import ConfigError, RemoteError, StartFailed
@@ -38,14 +39,6 @@ def running(tmp_path, *more, spec=PLAIN, **options):
     queue = ChildSpec(id="queue", actor=RowQueue, args={"spec": spec})
     root = SupervisorSpec(id="root", children=(queue, *more))
     return Supervisor(root, run_dir=tmp_path / "run", zygotes={"default": ("numpy",)}, **options)
-
-
-def eventually(look):
-    deadline = time.monotonic() + 20.0
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
-    return found
 
 
 def test_the_program_itself_puts_and_gets(tmp_path):
@@ -170,15 +163,8 @@ def test_rows_come_from_and_go_to_other_hosts_and_cross_once(tmp_path, painter, 
     log, groups = tmp_path / "seen", 12
     log.touch()
     with loop_hosts(3) as hosts:
-        root = SupervisorSpec(id="root", children=children(log, groups, painter=painter, looker=looker))
-        with Supervisor(
-            root,
-            run_dir=tmp_path / "run",
-            zygotes={"default": ("numpy",)},
-            hosts=hosts.hosts,
-            address=hosts.hosts[0].address,
-            lease=TERMS,
-        ) as tree:
+        specs = children(log, groups, painter=painter, looker=looker)
+        with tree_over(hosts, tmp_path / "run", *specs) as tree:
             queue = tree.ref("queue", RowQueue)
             eventually(lambda: queue.ask(RowQueue.progress, "train").result()["acked"] == groups * GROUP_ROWS)
             status = tree.ref("dock", RowDock).ask(RowDock.status).result()
@@ -194,14 +180,7 @@ def test_rows_on_another_host_without_a_dock_are_refused_by_name(tmp_path):
         specs = children(tmp_path / "seen", 1, painter="b", looker="a", dock="")[:1]
         both = ChildSpec(id="both", actor=Both, hosts=("b",))
         with (
-            Supervisor(
-                SupervisorSpec(id="root", children=(*specs, both)),
-                run_dir=tmp_path / "run",
-                zygotes={"default": ("numpy",)},
-                hosts=hosts.hosts,
-                address=hosts.hosts[0].address,
-                lease=TERMS,
-            ) as tree,
+            tree_over(hosts, tmp_path / "run", *specs, both) as tree,
             pytest.raises(NoWayError, match="memory of a, and this is b"),
         ):
             tree.ref("both", Both).ask(Both.pass_on, 1).result()

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from sample_actors import Counter
 from supervised_actors import PoisonedError, Worker
-from watching import QUICK, events_of, eventually
+from watching import QUICK, ended_after, events_of, eventually
 
 from relax_actor import Backoff, ChildSpec, Decision, Failure, Intensity, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied, RemoteError
@@ -341,7 +341,7 @@ def test_ctrl_c_in_a_blocked_call_ends_the_tree_in_bounded_time(tmp_path, interr
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         start_new_session=True,
     )
-    with program:
+    with ended_after(program):
         pid = int(program.stdout.readline())
         started = time.monotonic()
         program.send_signal(signal.SIGINT)

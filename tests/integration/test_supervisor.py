@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from sample_actors import Counter
-from watching import QUICK, eventually
+from watching import QUICK, ended_after, eventually
 
 from relax_actor import ChildSpec, Intensity, Strategy, Supervisor, SupervisorSpec
 from relax_actor.errors import StartFailed
@@ -148,7 +148,7 @@ def test_a_killed_head_leaves_no_process_and_no_segment(tmp_path):
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(support)},
     )
-    with head:
+    with ended_after(head):
         said = json.loads(head.stdout.readline())
         agent = psutil.Process(said["pids"][0]).parent()
         family = [agent, *agent.children(recursive=True)]

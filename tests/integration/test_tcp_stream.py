@@ -2,10 +2,10 @@
 
 import socket
 import threading
-import time
 from contextlib import suppress
 
 import pytest
+from watching import eventually
 
 from transport.address import Address
 from transport.stream import (
@@ -38,13 +38,6 @@ def pair(listener):
         assert met.wait(5)
         yield here, there[0]
         done.set()
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_records_and_payloads_arrive_in_order_and_payloads_in_place(pair):

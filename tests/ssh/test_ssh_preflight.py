@@ -12,7 +12,8 @@ import ssh_hosts
 
 from launcher.hosts import HostEntry
 from launcher.options import Launcher, LaunchOptions, RemoteOptions
-from launcher.preflight import Wish, examine, render_examined, verdicts
+from launcher.preflight import Wish, examine
+from launcher.preflight_table import render_examined, verdicts
 from launcher.verdicts import Level
 from relax_actor.config import Config, DataConfig, ModelConfig
 
@@ -107,7 +108,7 @@ def test_what_is_missing_there_is_named(doctor, servers, pair, remote, words):
 
 
 def test_another_version_is_a_failure(doctor, servers, pair, monkeypatch):
-    monkeypatch.setattr("launcher.probing.__version__", "99.0")
+    monkeypatch.setattr("launcher.probes.__version__", "99.0")
     [(_, _, fact)] = doctor.faults(doctor.options(servers.entry(pair[0])))
     assert fact.startswith("it has another version of relax-actor\n")
 
@@ -170,9 +171,12 @@ def test_the_command_says_it_all_and_leaves_with_3(servers, pair, python, tmp_pa
         *("--remote-python", str(python), "--identity", str(servers.key)),
         *(f"--ssh-opt={option}" for option in servers.options().options),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    here = {**os.environ, "PYTHONPATH": str(ssh_hosts.ROOT)}  # the code that `python` runs on the hosts
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60, env=here
+    )
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[0].startswith("preflight of 3 hosts, ")
     assert "FAIL  ssh" in done.stdout
     assert "  ok    network" in done.stdout
-    assert "found 1 failure on 127.0.0.99" in done.stderr
+    assert "found 1 failure on 127.0.0.99" in done.stderr, done.stdout

@@ -11,6 +11,8 @@ import time
 from pathlib import Path, PurePosixPath
 
 from relax_actor import Actor, endpoint
+from relax_actor.actor.courier import Courier
+from relax_actor.actor.wire import Ready, Record
 
 SLEEPER = "import time; time.sleep(600)"
 
@@ -131,3 +133,33 @@ class Mortal(Actor):
         eaten = []
         while True:
             eaten.append(b"x" * (8 << 20))
+
+
+class Lingering(Actor):
+    """Takes a second to stop."""
+
+    def on_stop(self, reason: str) -> None:  # noqa: ARG002 - the hook's signature
+        time.sleep(1.0)
+
+
+class Fleeting(Actor):
+    """Dies in its first life before the head has heard that it was ready: its word of that is lost."""
+
+    def __init__(self, *, raises: bool) -> None:
+        self.is_short_lived, self.raises = self.ctx.incarnation == 1, raises
+        if self.is_short_lived:
+            Courier.tell_head = _tell_all_but_ready
+
+    def step(self) -> None:
+        if self.is_short_lived and self.raises:
+            raise RuntimeError("too short a life")
+        if self.is_short_lived:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_tell_head = Courier.tell_head
+
+
+def _tell_all_but_ready(courier: Courier, record: Record) -> None:
+    if not isinstance(record, Ready):
+        _tell_head(courier, record)

@@ -32,8 +32,6 @@ from typing import Any
 from aiohttp import web
 from fake_nodes import FirstNode, further_node
 
-STOP_TOKEN = 2
-
 
 def option(name: str, default: str = "") -> str:
     """Return the word behind the last `name`."""

@@ -4,41 +4,16 @@ import statistics
 import time
 
 from gpu_play import PlayReplica, PlayStore, PlayTrainer, make_gpus
+from qwen3 import SIZES, shapes
 
 from relax_actor import endpoint
 from relax_actor.dcs.routes import Route
 from transport.shm import ShmSpace
 
-QWEN3 = {  # hidden, intermediate, layers, heads, key-value heads, vocabulary, tokens a step
-    "1.7b": (2048, 6144, 28, 16, 8, 151936, 40960),
-    "4b": (2560, 9728, 36, 32, 8, 151936, 24576),
-    "tiny": (64, 160, 2, 4, 2, 512, 64),
-}
-HEAD_DIM = 128
+STEP_TOKENS = {"1.7b": 40_960, "4b": 24_576, "tiny": 64}
+"""Of a model of each size."""
+
 GB = 1e9
-
-
-def qwen3_shapes(name):
-    """Return Hugging Face names and shapes; embeddings are tied."""
-    hidden, inner, layers, heads, kv, vocabulary, _ = QWEN3[name]
-    head = HEAD_DIM if hidden > 64 else 16
-    shapes = [("model.embed_tokens.weight", (vocabulary, hidden)), ("model.norm.weight", (hidden,))]
-    for layer in range(layers):
-        at = f"model.layers.{layer}"
-        shapes += [
-            (f"{at}.input_layernorm.weight", (hidden,)),
-            (f"{at}.post_attention_layernorm.weight", (hidden,)),
-            (f"{at}.self_attn.q_norm.weight", (head,)),
-            (f"{at}.self_attn.k_norm.weight", (head,)),
-            (f"{at}.self_attn.q_proj.weight", (heads * head, hidden)),
-            (f"{at}.self_attn.k_proj.weight", (kv * head, hidden)),
-            (f"{at}.self_attn.v_proj.weight", (kv * head, hidden)),
-            (f"{at}.self_attn.o_proj.weight", (hidden, heads * head)),
-            (f"{at}.mlp.gate_proj.weight", (inner, hidden)),
-            (f"{at}.mlp.up_proj.weight", (inner, hidden)),
-            (f"{at}.mlp.down_proj.weight", (hidden, inner)),
-        ]
-    return tuple(shapes)
 
 
 def parameters(name, device):
@@ -47,7 +22,7 @@ def parameters(name, device):
 
     generator = torch.Generator(device).manual_seed(0)
     weights = [
-        (key, torch.empty(shape, dtype=torch.bfloat16, device=device)) for key, shape in qwen3_shapes(name)
+        (key, torch.empty(shape, dtype=torch.bfloat16, device=device)) for key, shape in shapes(SIZES[name])
     ]
     for _, value in weights:
         value.normal_(0, 0.02, generator=generator)
@@ -75,9 +50,9 @@ class BenchTrainer(PlayTrainer):
         for master in self.masters:
             master.grad = torch.zeros_like(master)
         self.adamw = torch.optim.AdamW(self.masters, lr=1e-6, fused=True)
-        self.tokens = QWEN3[model][-1]
+        self.tokens = STEP_TOKENS[model]
         sizes = {size for _, value in self.weights if value.dim() == 2 for size in value.shape}
-        vocabulary = QWEN3[model][5]
+        vocabulary = SIZES[model].vocabulary
         self.rows = {
             size: torch.randn(self._tokens(size), size, device=self.torch_device).bfloat16()
             for size in sizes - {vocabulary}
@@ -87,7 +62,7 @@ class BenchTrainer(PlayTrainer):
         ).bfloat16()
 
     def _tokens(self, size):
-        return max(16, self.tokens // 16) if size == QWEN3[self.model][5] else self.tokens
+        return max(16, self.tokens // 16) if size == SIZES[self.model].vocabulary else self.tokens
 
     def _forward_backward(self):
         import torch

@@ -3,9 +3,9 @@
 import contextlib
 import os
 import signal
-import time
 
 from gpu_play import SMALL, PlayReplica, PlayStore, PlayTrainer, expected_digest, retried
+from watching import eventually
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.dcs.manifest import OWNER
@@ -82,13 +82,6 @@ def play(tmp_path, stage, *, faults=(), replicas=1, trainer=None, store=None, re
         scene = Play(tree, replicas)
         yield scene
     assert scene.space.names() == []
-
-
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def every_route_is_bit_exact(scene, shapes=SMALL):

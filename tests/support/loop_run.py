@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from loop_faults import UntilKilled, is_kill
 from safetensors.numpy import load_file
 
 from relax_actor import app, faults
@@ -32,15 +33,18 @@ from relax_actor.protocol import SampleReady
 from relax_actor.supervision.spec import Backoff
 from relax_actor.telemetry import Event, read_events
 from relax_actor.trainers.checkpoint import CheckpointStore
+from relax_actor.transfer_queue.events import Event as LedgerEvent
+from relax_actor.transfer_queue.events import PromptLeased, SamplesPut
 from relax_actor.transfer_queue.journal import read
-from relax_actor.transfer_queue.records import Event as LedgerEvent
-from relax_actor.transfer_queue.records import PromptLeased, SamplesPut
 from transport.shm import ShmSpace
 
 SUPPORT = Path(__file__).parent
 QUICK = Backoff(base_s=0.02, cap_s=0.1)
 DEADLINE_S = 100.0
 GROUPS_PER_STEP = 4
+ENDLESS_STEPS = 1000
+"""Of a run that is stopped when it has seen what it is for."""
+
 PARK_S = 19.0
 """A trainer that waits for so long was forgotten: its request ends after 20 s and finds what was there."""
 
@@ -96,9 +100,15 @@ class LoopRun:
         return sorted(group for event in self.history for group in event["groups"])
 
     @property
+    def steps(self) -> int:
+        """How many steps led to the final weights: all that were wanted, unless the run was to be stopped."""
+        wanted = self.config.run.steps
+        return len(self.history) if wanted == ENDLESS_STEPS else wanted
+
+    @property
     def killed(self) -> list[str]:
         """Who died of SIGKILL, in order."""
-        return [event["child"] for event in self.of("child_exited") if "SIGKILL" in event["reason"]]
+        return [event["child"] for event in self.events if is_kill(event)]
 
     @property
     def log(self) -> str:
@@ -188,6 +198,17 @@ class LoopRunner:
         start = next(index for index, event in enumerate(events) if event.get("run_id") == run_id)
         return LoopRun(config=config, folder=folder, run_id=run_id, outcome=outcome, events=events[start:])
 
+    def until_killed(self, plan: Sequence[Fault], **options: Any) -> LoopRun:
+        """Run for as long as it takes to carry out a plan of kills, however slow restarts are.
+
+        Args:
+            plan: of the kills.
+            options: as for a run; no number of steps.
+        """
+        control = app.RunControl()
+        options["run"] = {**options.get("run", {}), "steps": ENDLESS_STEPS}
+        return self(plan=plan, control=control, on_tick=UntilKilled(plan, control), **options)
+
 
 def kills(actor: str, *points: str | tuple[str, int]) -> list[Fault]:
     """Plan that the first incarnation dies at the first point, the second at the second, and so on."""
@@ -205,8 +226,8 @@ def assert_kept_its_promises(run: LoopRun, *, waits: bool = True) -> None:
         run: that has ended.
         waits: whether nobody had a reason to wait for as long as a forgotten trainer does.
     """
-    assert run.outcome.exit_code == 0, run.log
-    steps, staleness = run.config.run.steps, run.config.run.max_staleness
+    assert run.outcome.exit_code == (143 if run.config.run.steps == ENDLESS_STEPS else 0), run.log
+    steps, staleness = run.steps, run.config.run.max_staleness
     assert [event["step"] for event in run.history] == list(range(1, steps + 1))
     assert len(run.trained) == len(set(run.trained)), "a prompt was trained twice"
     assert all(event["balances"] for event in run.of("ledger"))  # I2
@@ -221,14 +242,13 @@ def assert_kept_its_promises(run: LoopRun, *, waits: bool = True) -> None:
 
 def assert_trained_in_order(run: LoopRun) -> None:
     """Check that exactly the first prompts of the stream are trained, each once."""
-    assert run.trained == list(range(run.config.run.steps * GROUPS_PER_STEP)), run.log
+    assert run.trained == list(range(run.steps * GROUPS_PER_STEP)), run.log
 
 
-def assert_trainer_went_on(run: LoopRun, steps: int | None = None) -> None:
+def assert_trainer_went_on(run: LoopRun) -> None:
     """Check that the trainer was neither restarted nor made to repeat a step (I5)."""
     assert len({event["pid"] for event in run.of("step")}) == 1
-    expected = run.config.run.steps if steps is None else steps
-    assert [event["step"] for event in run.of("step")] == list(range(1, expected + 1))
+    assert [event["step"] for event in run.of("step")] == list(range(1, run.steps + 1))
 
 
 def assert_versions_never_go_back(run: LoopRun) -> None:

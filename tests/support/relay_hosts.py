@@ -1,11 +1,15 @@
 """Hosts of one relay chain in one process: a folder of shared memory and a listener each, real streams."""
 
+import secrets
+import shutil
 import socket
 import threading
-import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 
 import numpy as np
+import watching
 
 from relax_actor.actor.store import open_store
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
@@ -28,16 +32,21 @@ from transport.stream import Stream, StreamListener
 PATIENCE_S = 1.0
 
 
+@contextmanager
+def relay_root():
+    """Yield a folder in shared memory, for one of each host."""
+    root = Path("/dev/shm") / f"relay-{secrets.token_hex(4)}"  # noqa: S108 - shared memory
+    root.mkdir()
+    yield root
+    shutil.rmtree(root)
+
+
 def weights(version, *, tensors=6, elements=1000):
     return [(f"t{i}", np.full(elements, version * 10 + i, np.int32)) for i in range(tensors)]
 
 
-def eventually(condition, timeout_s=20.0):
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.002)
-    return found
+eventually = partial(watching.eventually, poll_s=0.002)
+"""A version is on its way for milliseconds."""
 
 
 class PausableStore(HostStore):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from relax_actor import Actor
-from relax_actor.row_queue import RowConsumer, RowProducer, RowQueue
+from relax_actor.row_queue import Batch, RowConsumer, RowProducer, RowQueue
 
 PUT_ROWS = 6
 TRAINER_ROWS = 6
@@ -37,7 +37,25 @@ class Maker(Actor):
         return 0.0
 
 
-class Scorer(Actor):
+class Reader(Actor):
+    """Reads batches to the end of the stream."""
+
+    consumer: RowConsumer
+
+    def step(self) -> float | None:
+        batch = self.consumer.get(5.0)
+        if batch is not None:
+            self.read(batch)
+            return 0.0
+        if self.consumer.is_finished:
+            self.ctx.finish()
+        return 0.01
+
+    def read(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+
+class Scorer(Reader):
     """Adds a reward to every row."""
 
     def __init__(self) -> None:
@@ -45,32 +63,21 @@ class Scorer(Actor):
         self.consumer = RowConsumer(self.ctx, queue, "score", max_rows=4)
         self.producer = RowProducer(self.ctx, queue)
 
-    def step(self) -> float | None:
-        batch = self.consumer.get(5.0)
-        if batch is None:
-            if self.consumer.is_finished:
-                self.ctx.finish()
-            return 0.01
+    def read(self, batch: Batch) -> None:
         rewards = np.array([float(values.sum()) for values in batch.views("tokens")])
         self.producer.append(batch.rows, {"reward": rewards})
         self.consumer.ack(batch)
         self.consumer.flush()
-        return 0.0
 
 
-class Trainer(Actor):
+class Trainer(Reader):
     """Looks at whole groups and writes down what it has seen."""
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
         self.consumer = RowConsumer(self.ctx, self.ctx.ref("queue", RowQueue), "train", max_rows=TRAINER_ROWS)
 
-    def step(self) -> float | None:
-        batch = self.consumer.get(5.0)
-        if batch is None:
-            if self.consumer.is_finished:
-                self.ctx.finish()
-            return 0.01
+    def read(self, batch: Batch) -> None:
         numbers = [int(each[0]) for each in batch.views("number")]
         for number, values, reward in zip(numbers, batch.views("tokens"), batch.views("reward"), strict=True):
             assert values.tolist() == tokens(number).tolist()
@@ -78,4 +85,3 @@ class Trainer(Actor):
         with self.log.open("a") as log:
             log.write("".join(f"{number}\n" for number in numbers))
         self.consumer.ack(batch)
-        return 0.0

@@ -3,11 +3,20 @@
 from pathlib import Path
 
 import numpy as np
-from row_actors import tokens
+from loop_hosts import TERMS, LoopHosts
+from row_actors import Reader, tokens
 
-from relax_actor import Actor, ChildSpec, RestartType, endpoint
+from relax_actor import Actor, ChildSpec, RestartType, Supervisor, SupervisorSpec, endpoint
 from relax_actor.roles.dock import RowDock
-from relax_actor.row_queue import ConsumerGroup, QueueSpec, RowConsumer, RowProducer, RowQueue, WholeGroups
+from relax_actor.row_queue import (
+    Batch,
+    ConsumerGroup,
+    QueueSpec,
+    RowConsumer,
+    RowProducer,
+    RowQueue,
+    WholeGroups,
+)
 
 IMAGE = 3 << 20
 """Bytes of a group's image: more than a message between hosts has room for, with two of them."""
@@ -54,19 +63,14 @@ class Painter(Actor):
         return 0.0
 
 
-class Looker(Actor):
+class Looker(Reader):
     """Looks at whole groups and writes down what it has seen."""
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
         self.consumer = RowConsumer(self.ctx, self.ctx.ref("queue", RowQueue), "train", max_rows=6)
 
-    def step(self) -> float | None:
-        batch = self.consumer.get(5.0)
-        if batch is None:
-            if self.consumer.is_finished:
-                self.ctx.finish()
-            return 0.01
+    def read(self, batch: Batch) -> None:
         numbers = batch.packed("number").tolist()
         assert batch.keys == [number // GROUP_ROWS for number in numbers]
         for number, values, picture in zip(numbers, batch.views("tokens"), batch.views("image"), strict=True):
@@ -76,7 +80,6 @@ class Looker(Actor):
         with self.log.open("a") as log:
             log.write("".join(f"{number}\n" for number in numbers))
         self.consumer.ack(batch)
-        return 0.0
 
 
 class Both(Actor):
@@ -113,4 +116,16 @@ def children(log: Path, groups: int, *, painter: str, looker: str, dock: str = "
         ChildSpec(id="dock", actor=RowDock, hosts=("a",), env=env or {}),
         ChildSpec(id="painter", actor=Painter, args={"groups": groups}, hosts=(painter,), **once),
         ChildSpec(id="looker", actor=Looker, args={"log": str(log)}, hosts=(looker,), **once),
+    )
+
+
+def tree_over(hosts: LoopHosts, run_dir: Path, *children: ChildSpec, **fields) -> Supervisor:
+    """Return a tree over hosts; `fields` are of its spec."""
+    return Supervisor(
+        SupervisorSpec(id="root", children=children, **fields),
+        run_dir=run_dir,
+        zygotes={"default": ("numpy",)},
+        hosts=hosts.hosts,
+        address=hosts.hosts[0].address,
+        lease=TERMS,
     )

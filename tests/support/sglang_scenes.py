@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from qwen3 import SIZES, Size
 
 from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.sglang.around import Surroundings
@@ -21,11 +22,8 @@ from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateRoute, UpdateSettings, WeightPlacement
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = {  # hidden, intermediate, layers, heads, key-value heads, head dimension
-    "tiny": (64, 128, 2, 4, 2, 16),
-    "0.6b": (1024, 3072, 28, 16, 8, 128),
-    "tiny-moe": (64, 128, 2, 4, 2, 16),
-    "small-moe": (1024, 3072, 4, 16, 8, 128),
+SHAPES = {"tiny": SIZES["tiny"], "0.6b": SIZES["0.6b"], "tiny-moe": SIZES["tiny"]} | {
+    "small-moe": Size(1024, 3072, 4, 16, 8)
 }
 EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}
 
@@ -56,20 +54,20 @@ def model_folder(folder: Path, shape: str, *, context: int = 4096, seed: int = 0
     char_model = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(char_model)
     tokenizer = char_model.char_tokenizer()
-    hidden, intermediate, layers, heads, kv_heads, head_dim = SHAPES[shape]
+    size = SHAPES[shape]
     is_moe = shape.endswith("moe")
     config = (Qwen3MoeConfig if is_moe else Qwen3Config)(
         **(EXPERTS if is_moe else {}),
         vocab_size=128,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
         max_position_embeddings=context,
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        initializer_range=1.2 / hidden**0.5,
+        initializer_range=1.2 / size.hidden**0.5,
         tie_word_embeddings=False,
         pad_token_id=0,
         bos_token_id=1,

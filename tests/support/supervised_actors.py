@@ -80,10 +80,6 @@ class Worker(Actor):
         return "done"
 
     @endpoint
-    def exit_with(self, code: int) -> None:
-        os._exit(code)
-
-    @endpoint
     def poison(self) -> None:
         raise PoisonedError("it cannot go on")
 

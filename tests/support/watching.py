@@ -1,7 +1,11 @@
 """What the tests of a real tree wait for and look at."""
 
+import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
@@ -13,16 +17,44 @@ QUICK = Backoff(base_s=0.01, cap_s=0.05)
 """Restarts that a test need not wait for."""
 
 
-def eventually(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    """Return once a condition holds.
+def eventually(condition: Callable[[], Any], timeout_s: float = 20.0, *, poll_s: float = 0.01) -> Any:
+    """Return what a condition comes to, once it holds.
 
     Raises:
         AssertionError: it did not in time.
     """
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while True:
+        if found := condition():
+            return found
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(poll_s)
+
+
+@contextmanager
+def ended_after(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kill a process when the block is left, also by a failure, so that nobody waits for it."""
+    with process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def ended_at(*pids: int, timeout_s: float = 20.0) -> float:
+    """Return when the last of these processes had ended, even if nobody reaps it: CLOCK_MONOTONIC seconds.
+
+    Raises:
+        AssertionError: one of them did not in time.
+    """
+    deadline, left = time.monotonic() + timeout_s, {os.pidfd_open(pid) for pid in pids}
+    while left:
+        ended = wait(left, max(0.0, deadline - time.monotonic()))
+        assert ended, f"{len(left)} of {pids} did not end in time"
+        for pidfd in map(int, ended):
+            left.discard(pidfd)
+            os.close(pidfd)
+    return time.monotonic()
 
 
 def events_of(tree: Supervisor, kind: str) -> list[Event]:

@@ -161,6 +161,7 @@ class Exited(Record, frozen=True, kw_only=True, tag="exited"):
     held: str = ""  # who still holds memory of its devices
     doing: str = ""  # what it was in the middle of; for a head on another host, as the next
     last: str = ""  # the last line of its log
+    was_ready: bool = False  # it took messages, by its page; its own word of that may not have come through
 
 
 AgentRecord = (

@@ -2,11 +2,12 @@
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import BatchLease, BatchSampling, BatchTrained
+from relax_actor.transfer_queue.events import BatchAcked, BatchExtended, BatchLeased
 from relax_actor.transfer_queue.ledger.groups import train_samples
 from relax_actor.transfer_queue.ledger.leases import Lease
 from relax_actor.transfer_queue.ledger.reporter import Reporter
 from relax_actor.transfer_queue.ledger.selection import choose_batch, choose_part
-from relax_actor.transfer_queue.records import BatchAcked, BatchExtended, BatchLeased, Put
+from relax_actor.transfer_queue.records import Put
 
 
 class Dealer(Reporter):

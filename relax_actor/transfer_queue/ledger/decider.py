@@ -6,25 +6,20 @@ from collections.abc import Iterable
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion, SampleIndex
 from relax_actor.protocol import SampleChunk, SampleReady
 from relax_actor.rl.filtering import has_zero_variance
+from relax_actor.transfer_queue.events import (
+    Event,
+    Fenced,
+    GroupDropped,
+    LeaseEnded,
+    PartialsEnded,
+    SampleDropped,
+)
 from relax_actor.transfer_queue.ledger import waiting
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import Group, RowState, has_fitting_routes
 from relax_actor.transfer_queue.ledger.leases import Lease
 from relax_actor.transfer_queue.ledger.state import LedgerState
-from relax_actor.transfer_queue.records import (
-    DroppedGroup,
-    DropReason,
-    Event,
-    Fenced,
-    GroupDropped,
-    LeaseEnded,
-    LeaseKind,
-    PartialsEnded,
-    Put,
-    Refusal,
-    RowKey,
-    SampleDropped,
-)
+from relax_actor.transfer_queue.records import DroppedGroup, DropReason, LeaseKind, Put, Refusal, RowKey
 from relax_actor.transfer_queue.rules import LedgerConfig, PartialPolicy
 
 

@@ -7,36 +7,32 @@ from functools import singledispatch
 
 from relax_actor.ids import SampleIndex
 from relax_actor.protocol import Purpose
-from relax_actor.transfer_queue.ledger.groups import Group, RowState, ended_sample
-from relax_actor.transfer_queue.ledger.leases import Lease
-from relax_actor.transfer_queue.ledger.rewind import rewind
-from relax_actor.transfer_queue.ledger.state import LedgerState
-from relax_actor.transfer_queue.records import (
+from relax_actor.transfer_queue.events import (
     BatchAcked,
     BatchExtended,
     BatchLeased,
     ChunkPut,
-    DroppedGroup,
-    DroppedSample,
-    DropReason,
     EvalReported,
     Event,
     Fenced,
     GroupDropped,
     LeaseEnded,
-    LeaseKind,
     PartialsEnded,
     PromptLeased,
     Published,
     RewardLeased,
     RewardsPut,
     Rewound,
-    RowKey,
     SampleDropped,
     SamplesPut,
     StreamEnded,
     Submitted,
 )
+from relax_actor.transfer_queue.ledger.groups import Group, RowState, ended_sample
+from relax_actor.transfer_queue.ledger.leases import Lease
+from relax_actor.transfer_queue.ledger.rewind import rewind
+from relax_actor.transfer_queue.ledger.state import LedgerState
+from relax_actor.transfer_queue.records import DroppedGroup, DroppedSample, DropReason, LeaseKind, RowKey
 
 
 @singledispatch

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from relax_actor.ids import GroupId, Holder, PolicyVersion
 from relax_actor.protocol import PromptLease
+from relax_actor.transfer_queue.events import PromptLeased
 from relax_actor.transfer_queue.ledger.groups import RowState
 from relax_actor.transfer_queue.ledger.sharing import Shares
 from relax_actor.transfer_queue.ledger.taking import Taker
-from relax_actor.transfer_queue.records import PromptLeased
 
 NOBODY: Mapping[Holder, int] = {}
 

@@ -5,6 +5,16 @@ from typing import Self
 
 from relax_actor.ids import GroupId, Holder, LeaseId, PolicyVersion
 from relax_actor.protocol import PromptGroup, Purpose, RewardTask
+from relax_actor.transfer_queue.events import (
+    EvalReported,
+    Event,
+    GroupDropped,
+    Published,
+    RewardLeased,
+    Rewound,
+    StreamEnded,
+    Submitted,
+)
 from relax_actor.transfer_queue.ledger.fold import apply
 from relax_actor.transfer_queue.ledger.groups import eval_result, reward_task
 from relax_actor.transfer_queue.ledger.leases import Lease
@@ -12,18 +22,10 @@ from relax_actor.transfer_queue.ledger.lending import PromptLender
 from relax_actor.transfer_queue.records import (
     DroppedGroup,
     DropReason,
-    EvalReported,
     EvalResult,
-    Event,
     Expired,
-    GroupDropped,
     LeaseKind,
-    Published,
     Refusal,
-    RewardLeased,
-    Rewound,
-    StreamEnded,
-    Submitted,
     TrainedSet,
 )
 from relax_actor.transfer_queue.rules import LedgerConfig

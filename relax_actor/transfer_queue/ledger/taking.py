@@ -8,9 +8,10 @@ from collections.abc import Collection, Sequence
 
 from relax_actor.ids import Holder, LeaseId
 from relax_actor.protocol import RewardReady, SampleChunk, SampleReady
+from relax_actor.transfer_queue.events import ChunkPut, RewardsPut, SamplesPut
 from relax_actor.transfer_queue.ledger.dealing import Dealer
 from relax_actor.transfer_queue.ledger.groups import Row
-from relax_actor.transfer_queue.records import ChunkPut, LeaseKind, Put, RewardsPut, RowKey, SamplesPut
+from relax_actor.transfer_queue.records import LeaseKind, Put, RowKey
 
 
 class Taker(Dealer):

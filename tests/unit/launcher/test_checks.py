@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from launcher import checks
-from launcher.checks import check_config, check_machine
+from launcher import machine_checks
+from launcher.checks import check_config
 from launcher.errors import report
 from launcher.estimate import POLICY_COPIES, Estimate, estimate
 from launcher.fields import SECTIONS, dotted
+from launcher.machine_checks import check_machine
 from launcher.modelfolder import model_config, model_shape, weight_files
 from launcher.ranges import RANGES
 from launcher.sglang_checks import sglang_problems
@@ -398,7 +399,7 @@ def test_a_machine_without_a_temporary_folder_is_refused(config, need, tmp_path,
     def missing() -> str:
         raise FileNotFoundError(2, "No usable temporary directory")
 
-    monkeypatch.setattr(checks.tempfile, "gettempdir", missing)
+    monkeypatch.setattr(machine_checks.tempfile, "gettempdir", missing)
     small = msgspec.structs.replace(need, queue_bytes=1)
 
     (problem,) = check_machine(config, tmp_path, small)

@@ -97,32 +97,27 @@ def test_every_setting_is_in_the_reference():
     ids=" ".join,
 )
 def test_help_and_errors_come_without_heavy_imports(arguments):
-    code = (
-        "import sys\nfrom launcher.cli import main\n"
-        f"try: main({arguments})\n"
-        f"except SystemExit: print([name for name in {HEAVY} if name in sys.modules])"
-    )
-
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-
-    assert done.stdout.splitlines()[-1] == "[]"
+    _, heavy = end_and_imports(arguments)
+    assert heavy == "[]"
 
 
 def test_a_plan_comes_without_heavy_imports(config):
     arguments = ["plan", "--model", config.model.path, "--dataset", config.data.path]
+    assert end_and_imports(arguments) == ("0", "[]")
+
+
+def end_and_imports(arguments):
+    """Run the command in a fresh interpreter; return its exit code and the heavy modules it imported."""
     code = (
         "import sys\nfrom launcher.cli import main\n"
         f"try: main({arguments})\n"
         f"except SystemExit as end: print(end.code, [name for name in {HEAVY} if name in sys.modules])"
     )
-
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-
-    assert done.stdout.splitlines()[-1] == "0 []"
+    code, _, heavy = done.stdout.splitlines()[-1].partition(" ")
+    return code, heavy
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from launcher.errors import ExitCode
 from launcher.judging import judge
-from launcher.preflight import refusal, render
+from launcher.preflight_table import refusal, render
 from launcher.verdicts import Case, Level, Verdict, Wanted
 from relax_actor.survey.records import Facts, Gpu, GpuProcess, Interface, PathFact
 

@@ -9,7 +9,8 @@ from launcher.judging_hosts import usable_gpus
 from launcher.options import Launcher, LaunchOptions, NetworkOptions, Preflight, Rehearsal, SlurmOptions
 from launcher.placing import first_host
 from launcher.plan import make_plan
-from launcher.preflight import Examined, Wish, is_wanted, verdicts
+from launcher.preflight import Examined, Wish, is_wanted
+from launcher.preflight_table import verdicts
 from launcher.probing import Surveyed
 from launcher.slurm_words import SlurmError
 from launcher.ssh_causes import SshCause, SshError

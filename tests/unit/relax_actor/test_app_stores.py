@@ -2,7 +2,8 @@
 
 from relax_actor import app
 from relax_actor.config import Config, DataConfig, DcsConfig, ModelConfig
-from relax_actor.supervision.spec import SupervisorSpec, validate
+from relax_actor.supervision.spec import SupervisorSpec
+from relax_actor.supervision.spec_checks import validate
 
 
 def config(**dcs):

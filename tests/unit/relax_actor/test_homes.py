@@ -6,7 +6,8 @@ from relax_actor import app, homes
 from relax_actor.config import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig
 from relax_actor.homes import LoopHosts
 from relax_actor.placement import Placement, Seat, UnplacedError
-from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec, validate
+from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec
+from relax_actor.supervision.spec_checks import validate
 
 SPARE = Seat(actor="", host="c", gpus=("1",))
 

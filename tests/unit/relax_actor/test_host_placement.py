@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from relax_actor.supervision.hosts import LOCAL, Host, check_hosts, check_placement, choose, choose_home
-from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec, validate
+from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec
+from relax_actor.supervision.spec_checks import validate
 
 A = Host(name="a", prefix=("ssh", "a", "--", "exec"), address="10.0.0.1")
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relax_actor.transfer_queue.events import Fenced, Published, StreamEnded
 from relax_actor.transfer_queue.journal import (
     Journal,
     JournalBusyError,
@@ -15,7 +16,6 @@ from relax_actor.transfer_queue.journal import (
     JournalSpaceError,
     read,
 )
-from relax_actor.transfer_queue.records import Fenced, Published, StreamEnded
 
 HEADER_BYTES = 16
 MAGIC_BYTES = 8

@@ -5,6 +5,7 @@ import math
 
 import msgspec
 import pytest
+from queue_rows import chunk_of, ref, sample_of
 
 from relax_actor.ids import Holder
 from relax_actor.protocol import (
@@ -13,8 +14,6 @@ from relax_actor.protocol import (
     PromptGroup,
     Purpose,
     RewardReady,
-    SampleChunk,
-    SampleReady,
     TensorRef,
 )
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
@@ -54,13 +53,13 @@ def config(**changes):
     return msgspec.structs.replace(base, **changes)
 
 
-def ref(segment):
-    return TensorRef(segment=segment, offset=0, dtype="int32", shape=(1,))
-
-
 def prompt(group_id, samples=2, **fields):
     fields = {"label": "4", "origin": f"data.jsonl:{group_id + 1}", **fields}
     return PromptGroup(group_id=group_id, tokens=ref(f"prompt{group_id}"), samples=samples, **fields)
+
+
+def whole(lease, index, **fields):
+    return sample_of(lease, index, ref(f"sample{lease.lease_id}.{index}"), **fields)
 
 
 class Loop:
@@ -83,36 +82,14 @@ class Loop:
         return self.ledger.lease_prompts(holder, self.version, slots, self.now)
 
     def put(self, lease, index, holder=R0, *, oldest=None, **fields):
-        tensor = ref(f"sample{lease.lease_id}.{index}")
-        sample = SampleReady(
-            group_id=lease.group.group_id,
-            sample_index=index,
-            lease_id=lease.lease_id,
-            tokens=tensor,
-            logprobs=tensor,
-            versions=tensor,
-            oldest_version=lease.policy_version if oldest is None else oldest,
-            newest_version=self.version,
-            finish_reason=FinishReason.STOP,
-            **fields,
-        )
-        return self.ledger.put_samples([sample], holder, self.now)[0]
+        oldest = lease.policy_version if oldest is None else oldest
+        put = whole(lease, index, oldest_version=oldest, newest_version=self.version, **fields)
+        return self.ledger.put_samples([put], holder, self.now)[0]
 
     def put_chunk(self, lease, index, tokens, holder=R0, **fields):
-        segment = f"chunk{lease.lease_id}.{index}.{tokens}"
-        tensor = TensorRef(segment=segment, offset=0, dtype="int32", shape=(tokens,))
-        chunk = SampleChunk(
-            group_id=lease.group.group_id,
-            sample_index=index,
-            lease_id=lease.lease_id,
-            tokens=tensor,
-            logprobs=tensor,
-            versions=tensor,
-            oldest_version=lease.policy_version,
-            newest_version=self.version,
-            **fields,
-        )
-        return self.ledger.put_chunk(chunk, holder, self.now)
+        tensor = ref(f"chunk{lease.lease_id}.{index}.{tokens}", tokens)
+        put = chunk_of(lease, index, tensor, newest_version=self.version, **fields)
+        return self.ledger.put_chunk(put, holder, self.now)
 
     def sample(self, leases, holder=R0):
         for lease in leases:
@@ -1600,7 +1577,7 @@ def test_a_put_of_many_rows_is_one_event():
     loop = Loop()
     loop.submit()
     loop.ledger.take_events()
-    samples = [sample_of(lease, index) for lease in loop.lease() for index in lease.missing]
+    samples = [whole(lease, index) for lease in loop.lease() for index in lease.missing]
     loop.ledger.take_events()
     assert loop.ledger.put_samples(samples, R0, loop.now) == [Put.ACCEPTED] * 4
     assert len(loop.ledger.take_events()) == 1
@@ -1614,25 +1591,10 @@ def test_a_row_that_is_in_a_put_twice_is_taken_once():
     loop = Loop()
     loop.submit(1)
     (lease,) = loop.lease()
-    twice = [sample_of(lease, 0), sample_of(lease, 0)]
+    twice = [whole(lease, 0), whole(lease, 0)]
     assert loop.ledger.put_samples(twice, R0, loop.now) == [Put.ACCEPTED, Put.DUPLICATE]
     reward = reward_of(loop.tasks()[0])
     assert loop.ledger.put_rewards([reward, reward], SCORER, loop.now) == [Put.ACCEPTED, Put.DUPLICATE]
-
-
-def sample_of(lease, index):
-    tensor = ref(f"sample{lease.lease_id}.{index}")
-    return SampleReady(
-        group_id=lease.group.group_id,
-        sample_index=index,
-        lease_id=lease.lease_id,
-        tokens=tensor,
-        logprobs=tensor,
-        versions=tensor,
-        oldest_version=lease.policy_version,
-        newest_version=lease.policy_version,
-        finish_reason=FinishReason.STOP,
-    )
 
 
 def reward_of(task):

@@ -11,36 +11,23 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from queue_rows import chunk_of, ref, sample_of
 
 from relax_actor.ids import Holder
 from relax_actor.protocol import (
     BatchTrained,
-    FinishReason,
     PromptGroup,
     Purpose,
     RewardReady,
-    SampleChunk,
-    SampleReady,
-    TensorRef,
 )
+from relax_actor.transfer_queue.events import GroupDropped, decode_events, encode_events
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.ledger.groups import RowState
-from relax_actor.transfer_queue.records import (
-    DropReason,
-    GroupDropped,
-    Put,
-    TrainedSet,
-    decode_events,
-    encode_events,
-)
+from relax_actor.transfer_queue.records import DropReason, Put, TrainedSet
 from relax_actor.transfer_queue.rules import PartialPolicy
 
 ROLLOUTS, REWARDERS = ("rollout/0", "rollout/1"), ("reward/0", "reward/1")
 names = st.sampled_from([*ROLLOUTS, *REWARDERS, "trainer/0"])
-
-
-def ref(segment):
-    return TensorRef(segment=segment, offset=0, dtype="int32", shape=(1,))
 
 
 class World(RuleBasedStateMachine):
@@ -169,11 +156,11 @@ class World(RuleBasedStateMachine):
             self.prompt_leases[lease.lease_id] = (lease, holder, set(lease.missing))
 
     def check_chunks(self, lease):
-        carried = {chunk.sample_index: chunk for chunk in lease.chunks}
+        carried = {each.sample_index: each for each in lease.chunks}
         known = {i: self.chunks[lease.group.group_id, i] for i in lease.missing if self.has_chunk(lease, i)}
         assert carried == known, "what was accepted last is gone on from"
-        for index, chunk in carried.items():
-            self.begun[lease.lease_id, index] = chunk.oldest_version
+        for index, each in carried.items():
+            self.begun[lease.lease_id, index] = each.oldest_version
 
     def has_chunk(self, lease, index):
         return (lease.group.group_id, index) in self.chunks
@@ -185,22 +172,13 @@ class World(RuleBasedStateMachine):
         self.put_chunk(lease, holder, data.draw(st.sampled_from(sorted(missing))), tokens)
 
     def put_chunk(self, lease, holder, index, tokens):
-        tensor = TensorRef(segment=self.segment("c"), offset=0, dtype="int32", shape=(tokens,))
+        tensor = ref(self.segment("c"), tokens)
         oldest = self.begun.setdefault((lease.lease_id, index), lease.policy_version)
-        chunk = SampleChunk(
-            group_id=lease.group.group_id,
-            sample_index=index,
-            lease_id=lease.lease_id,
-            tokens=tensor,
-            logprobs=tensor,
-            versions=tensor,
-            oldest_version=oldest,
-            newest_version=self.version,
-        )
-        if self.ledger.put_chunk(chunk, holder, self.now) is Put.ACCEPTED:
+        put = chunk_of(lease, index, tensor, oldest_version=oldest, newest_version=self.version)
+        if self.ledger.put_chunk(put, holder, self.now) is Put.ACCEPTED:
             before = self.chunks.get((lease.group.group_id, index))
             assert before is None or before.length < tokens
-            self.chunks[lease.group.group_id, index] = chunk
+            self.chunks[lease.group.group_id, index] = put
 
     @precondition(lambda self: self.prompt_leases)
     @rule(target=samples_put, data=st.data(), newer=st.booleans())
@@ -213,24 +191,14 @@ class World(RuleBasedStateMachine):
         tokens = ref(self.segment("s"))
         begins = max(lease.policy_version, self.version) if newer else lease.policy_version
         oldest = self.begun.get((lease.lease_id, index), begins)
-        sample = SampleReady(
-            group_id=lease.group.group_id,
-            sample_index=index,
-            lease_id=lease.lease_id,
-            tokens=tokens,
-            logprobs=tokens,
-            versions=tokens,
-            oldest_version=oldest,
-            newest_version=self.version,
-            finish_reason=FinishReason.STOP,
-        )
-        if self.ledger.put_samples([sample], holder, self.now)[0] is Put.ACCEPTED:
+        put = sample_of(lease, index, tokens, oldest_version=oldest, newest_version=self.version)
+        if self.ledger.put_samples([put], holder, self.now)[0] is Put.ACCEPTED:
             self.chunks.pop((lease.group.group_id, index), None)
         _, _, missing = self.prompt_leases[lease.lease_id]
         missing.discard(index)
         if not missing:
             del self.prompt_leases[lease.lease_id]
-        return sample, holder
+        return put, holder
 
     @precondition(lambda self: self.prompt_leases)
     @rule(data=st.data())

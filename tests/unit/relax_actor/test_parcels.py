@@ -5,16 +5,16 @@ The streams are real ones, on loopback; both ends are in this process.
 
 import itertools
 import threading
-import time
 from contextlib import closing, suppress
 
 import numpy as np
 import pytest
+from watching import eventually
 
 from relax_actor.errors import ActorDied, Executed, RemoteError
 from relax_actor.ids import Holder
 from relax_actor.protocol import FinishReason, SampleReady, TensorRef
-from relax_actor.roles import remote_rows
+from relax_actor.roles import kept_rows, remote_rows
 from relax_actor.roles.dock import Admission, RowDock
 from relax_actor.roles.remote_rows import RemoteRows
 from relax_actor.roles.rows import LocalRows
@@ -54,13 +54,6 @@ def space(tmp_path):
 @pytest.fixture
 def dock(space):
     return Dock(space, Holder("dock", 1))
-
-
-def eventually(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def data_of(nbytes, seed=0):
@@ -350,7 +343,7 @@ def test_the_memory_of_a_parcel_is_used_again_once_it_is_there(remote):
 
 
 def test_of_the_memory_of_parcels_no_more_is_kept_than_may_be(monkeypatch):
-    memory = remote_rows._Memory(most_bytes=300_000)
+    memory = kept_rows.RowMemory(most_bytes=300_000)
     pieces = [memory.take(131_072) for _ in range(3)]
     for piece in pieces:
         memory.give_back(piece)

@@ -1,9 +1,10 @@
 """However fast producers are, what lies in the queue is bounded by its window."""
 
 import numpy as np
+from queue_rows import prompt, sample_of
 
 from relax_actor.ids import Holder
-from relax_actor.protocol import BatchTrained, FinishReason, PromptGroup, RewardReady, SampleReady
+from relax_actor.protocol import BatchTrained, RewardReady
 from relax_actor.transfer_queue.intake import Intake
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
 from relax_actor.transfer_queue.memory import Memory, spill_space
@@ -46,24 +47,14 @@ class Fast:
         wanted = self.ledger.upcoming()
         refs = self.writer.write([{"tokens": np.zeros(4, np.int32)} for _ in wanted])
         groups = [
-            PromptGroup(group_id=group_id, tokens=ref["tokens"], samples=SAMPLES, label="", origin="x:1")
-            for group_id, ref in zip(wanted, refs, strict=True)
+            prompt(group_id, ref["tokens"], SAMPLES) for group_id, ref in zip(wanted, refs, strict=True)
         ]
         self.intake.prompts(groups, 0.0)
         for lease in self.ledger.lease_prompts(ROLLOUT, self.version, SAMPLES, 0.0):
             rows = self.writer.write([{"tokens": row["tokens"], "logprobs": row["tokens"].astype(np.float32),
                                        "versions": row["tokens"]} for _ in lease.missing])  # fmt: skip
             samples = [
-                SampleReady(
-                    group_id=lease.group.group_id,
-                    sample_index=index,
-                    lease_id=lease.lease_id,
-                    **refs,
-                    oldest_version=self.version,
-                    newest_version=self.version,
-                    finish_reason=FinishReason.STOP,
-                )
-                for index, refs in zip(lease.missing, rows, strict=True)
+                sample_of(lease, index, **refs) for index, refs in zip(lease.missing, rows, strict=True)
             ]
             assert self.intake.samples(samples, ROLLOUT, 0.0) == [Put.ACCEPTED] * len(samples)
         rewards = [

@@ -37,6 +37,13 @@ def test_the_word_of_who_is_gone_is_forgotten() -> None:
     assert roster.spawned(Spawned(name="a", incarnation=1, pid=7)) is None
 
 
+def test_who_is_gone_is_not_dying_any_more() -> None:
+    roster = Roster()
+    roster.dying.add(("a", 1))
+    roster.gone(("a", 1))
+    assert not roster.dying
+
+
 def test_a_promoted_spare_is_known_by_both_its_names() -> None:
     roster = Roster()
     roster.spawned(Spawned(name="a/SPARE/1", incarnation=1, pid=7))

@@ -5,9 +5,10 @@ import itertools
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from queue_rows import prompt, ref, sample_of
 
 from relax_actor.ids import Holder
-from relax_actor.protocol import FinishReason, PromptGroup, Purpose, SampleReady, TensorRef
+from relax_actor.protocol import Purpose
 from relax_actor.roles.leasing import Leasing
 from relax_actor.transfer_queue.askers import HOLD_S, INSTALL_HOLD_S
 from relax_actor.transfer_queue.ledger import Ledger, LedgerConfig
@@ -26,10 +27,6 @@ CONFIG = LedgerConfig(
     batch_lease_s=900.0,
     group_deadline_s=9000.0,
 )
-
-
-def ref(segment):
-    return TensorRef(segment=segment, offset=0, dtype="int32", shape=(1,))
 
 
 class Replica:
@@ -83,19 +80,7 @@ class Replica:
         samples = []
         for key in list(self.leases) if keys is None else keys:
             tensor, lease = ref(f"s{key}"), self.leases.pop(key)
-            samples.append(
-                SampleReady(
-                    group_id=key[0],
-                    sample_index=key[1],
-                    lease_id=lease.lease_id,
-                    tokens=tensor,
-                    logprobs=tensor,
-                    versions=tensor,
-                    oldest_version=lease.policy_version,
-                    newest_version=lease.policy_version,
-                    finish_reason=FinishReason.STOP,
-                )
-            )
+            samples.append(sample_of(lease, key[1], tensor))
         outcomes = self.desk.ledger.put_samples(samples, self.holder, self.desk.now)
         assert outcomes == [Put.ACCEPTED] * len(samples)
         self.desk.leasing.put(self.holder, len(samples))
@@ -124,10 +109,7 @@ class Desk:
         for _ in range(groups):
             is_train = purpose is Purpose.TRAIN
             group_id = self.ledger.next_group() if is_train else -next(self.evals)
-            group = PromptGroup(
-                group_id=group_id, tokens=ref(f"p{group_id}"), samples=samples, label="", origin="x:1",
-                purpose=purpose,
-            )  # fmt: skip
+            group = prompt(group_id, ref(f"p{group_id}"), samples, purpose=purpose)
             assert self.ledger.submit(group, self.now)
 
     def notify(self):

@@ -7,7 +7,8 @@ from supervision_play import BUG, NORMAL, SIGKILL, STOPPED, child, play, running
 from relax_actor.supervision.commands import ReportKind
 from relax_actor.supervision.events import KillChild, RemoveChild, Scale
 from relax_actor.supervision.scaling import check_room
-from relax_actor.supervision.spec import Elastic, Home, Intensity, SpecError, validate
+from relax_actor.supervision.spec import Elastic, Home, Intensity, SpecError
+from relax_actor.supervision.spec_checks import validate
 from relax_actor.supervision.states import ChildState
 
 ELASTIC = Elastic(least=1, most=4, drain_s=30.0)

@@ -16,8 +16,8 @@ from relax_actor.supervision.spec import (
     actor_names,
     children_names,
     ids,
-    validate,
 )
+from relax_actor.supervision.spec_checks import validate
 
 
 @dataclass
