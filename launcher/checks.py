@@ -17,6 +17,7 @@ from launcher.modelfolder import TOKENIZER_FILES, model_config, model_shape, tak
 from launcher.modules import why_not_importable
 from launcher.ranges import RANGES
 from launcher.settings import is_no_path
+from launcher.spread_checks import spread_problems
 from launcher.turn_checks import turns
 from relax_actor.config import Config
 from relax_actor.data.dataset import load_dataset
@@ -126,12 +127,13 @@ def _combinations(config: Config, where: Where) -> Iterator[ConfigError]:
 
 def _engine(config: Config, where: Where) -> Iterator[ConfigError]:
     if config.rollout.engine != "sglang":
-        for option in ("tensor_parallel", "spares"):
+        for option in ("tensor_parallel", "hosts_per_replica", "spares"):
             value = getattr(config.rollout, option)
             if value != SECTIONS["rollout"][option].default:
                 fact = f"is {value}, but rollout.engine is {config.rollout.engine}"
                 yield ConfigError(where(f"rollout.{option}"), fact, "only the engine `sglang` has it")
         return
+    yield from spread_problems(config, where)
     if config.data.media_key:
         fact = "is set, but the engine `sglang` takes text only"
         yield ConfigError(where("data.media_key"), fact, "use `transformers`")

@@ -13,7 +13,9 @@ from launcher.columns import aligned, size
 from launcher.estimate import Estimate
 from launcher.hostlist import fold
 from launcher.options import LaunchOptions
-from launcher.placing import Room, store_hosts
+from launcher.placing import store_hosts
+from launcher.stalls import Room
+from relax_actor.homes import ROLLOUT, is_part
 from relax_actor.placement import Placement
 from transport.ports import VARIABLE
 
@@ -110,16 +112,19 @@ def _hosts(
     for spare in placement.spares:
         spares[spare.host] += 1
     known = {room.host: room.gpus for room in rooms}
+    hosts_each = 1 + sum(map(is_part, actors)) // max(
+        1, sum(name.startswith(f"{ROLLOUT}/") for name in actors)
+    )
     for host in placement.hosts:
         first = host == placement.hosts[0]
-        rollouts = sum(name.startswith("rollout/") for name in seated[host])
+        members = sum(map(_samples, seated[host]))
         yield PlannedHost(
             name=host,
             gpus=known[host],
             actors=(*seated[host], *((stores[host],) if host in stores else ())),
             actor_gpus=gpus[host],
             spare_rollouts=spares[host],
-            memory_bytes=rollouts * need.rollout_bytes + first * need.trainer_bytes,
+            memory_bytes=members * need.rollout_bytes // hosts_each + first * need.trainer_bytes,
             shm_bytes=need.policy_bytes * (first or host in stores) + need.queue_bytes * first,
         )
 
@@ -158,9 +163,14 @@ def _rows(alike: Sequence[PlannedHost]) -> list[tuple[str, str, str]]:
     busy = frozenset(name for host in alike for name in host.actor_gpus)
     roles: dict[str, list[str]] = {}
     for name in (name for host in alike for name in host.actors):
-        role = name.partition("/")[0] if name in busy or name.startswith("rollout/") else ""
+        role = name.partition("/")[0] if name in busy or _samples(name) else ""
         roles.setdefault(role, []).append(name)
     return [(names, _gpus_of(alike, actors), fold(actors)) for actors in roles.values()]
+
+
+def _samples(actor: str) -> bool:
+    """Whether it has a replica's weights, or a share of them."""
+    return is_part(actor) or actor.startswith(f"{ROLLOUT}/")
 
 
 def _gpus_of(alike: Sequence[PlannedHost], actors: Sequence[str]) -> str:

@@ -14,10 +14,11 @@ from launcher.hostlist import fold
 from launcher.hostplan import HostsPlan, plan_hosts, render_hosts
 from launcher.modelfolder import model_shape
 from launcher.options import LaunchOptions
-from launcher.placing import Room
 from launcher.runfolder import RunFolder
+from launcher.stalls import Room
 from launcher.toml import to_toml
 from relax_actor.config import Config
+from relax_actor.homes import PART, ROLLOUT
 from relax_actor.placement import Placement
 
 
@@ -31,8 +32,8 @@ class PlannedActor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def names(self) -> list[str]:
-        """Names of the actors: `trainer`; rollouts are numbered even where there is one."""
-        if self.replicas == 1 and self.role != "rollout":
+        """Names of the actors: `trainer`; rollouts and their parts are numbered even where there is one."""
+        if self.replicas == 1 and self.role not in {ROLLOUT, PART}:
             return [self.role]
         return [f"{self.role}/{replica}" for replica in range(self.replicas)]
 
@@ -122,6 +123,7 @@ def _actors(config: Config) -> tuple[PlannedActor, ...]:
             purpose=f"scores by `{config.reward.function}` in {workers} killable process"
             + ("es" if workers > 1 else ""),
         ),
+        *_parts(config),
         PlannedActor(
             role="rollout",
             replicas=config.rollout.replicas,
@@ -135,6 +137,12 @@ def _actors(config: Config) -> tuple[PlannedActor, ...]:
             purpose=f"trains and publishes, backend `{config.train.backend}`",
         ),
     )
+
+
+def _parts(config: Config) -> list[PlannedActor]:
+    hosts = config.rollout.hosts_per_replica
+    count, purpose = config.rollout.replicas * (hosts - 1), f"a rollout's on one more of its {hosts} hosts"
+    return [PlannedActor(role=PART, replicas=count, processes_each=1, purpose=purpose)] if count else []
 
 
 def _render_tree(plan: Plan) -> list[str]:

@@ -13,10 +13,11 @@ from launcher.errors import RefusedError
 from launcher.gpu_shares import replicas
 from launcher.hosts import HostEntry
 from launcher.options import GpuOptions, Launcher, LaunchOptions, Order
-from launcher.placing import PlacementError, Room, needs_of, place, rooms
+from launcher.placing import PlacementError, needs_of, place, rooms
 from launcher.plan import Plan, make_plan
 from launcher.settings import Settings, read
 from launcher.slurm_hosts import in_allocation
+from launcher.stalls import Room
 from relax_actor.data.dataset import load_dataset
 from relax_actor.devices import host_gpus
 from relax_actor.errors import ConfigError

@@ -48,6 +48,7 @@ RANGES: dict[str, Range] = {
     "rollout.chunk_tokens": _ZERO,
     "rollout.scripted_token_s": _ZERO,
     "rollout.tensor_parallel": _ONE,
+    "rollout.hosts_per_replica": _ONE,
     "rollout.mem_fraction": _FRACTION,
     "rollout.spares": _ZERO,
     "rollout.health_s": _ABOVE,

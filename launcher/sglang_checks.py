@@ -36,7 +36,7 @@ def sglang_problems(config: Config, where: Callable[[str], str]) -> Iterator[Con
 
 def _devices(config: Config, gpus: int, where: Callable[[str], str]) -> Iterator[ConfigError]:
     rollout = config.rollout
-    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    groups = replica_groups(rollout.device, gpus, rollout.gpus_each)
     if groups == [(CPU,)]:
         if rollout.deterministic:
             fact = "is true, but SGLang's deterministic inference needs a GPU"
@@ -44,7 +44,8 @@ def _devices(config: Config, gpus: int, where: Callable[[str], str]) -> Iterator
         return
     last = max(int(device.partition(":")[2]) for device in groups[0])
     if last >= gpus:
-        fact = f"is {rollout.tensor_parallel}, and this machine has {gpus} GPUs"
+        spread = f" over {rollout.hosts_per_replica} hosts" if rollout.hosts_per_replica > 1 else ""
+        fact = f"is {rollout.tensor_parallel}{spread}, and this machine has {gpus} GPUs"
         yield ConfigError(where("rollout.tensor_parallel"), fact)
     elif (
         rollout.spares

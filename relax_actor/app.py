@@ -18,7 +18,7 @@ from typing import TypedDict, Unpack
 import msgspec
 
 from relax_actor import homes
-from relax_actor.config import Config
+from relax_actor.config import Config, RolloutConfig
 from relax_actor.data.template import PromptEncoder
 from relax_actor.devices import host_gpus, rollout_gpus, trainer_gpus
 from relax_actor.homes import LoopHosts
@@ -37,6 +37,9 @@ __all__ = ["Outcome", "OverHosts", "RunControl", "run", "stores", "tree"]
 
 SERVER_START_S = 960.0
 """How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
+
+PARTS_START_S = 300.0
+"""How much longer it may take where parts of it are on other hosts, and have to be there first."""
 
 
 class OverHosts(TypedDict, total=False):
@@ -98,6 +101,7 @@ def run(
     with closing(EventLog(folder / "events.jsonl", "head", 1)) as events:
         _tell_of_the_start(events, config, run_id, start)
         with _leaving_nothing(supervisor, folder):
+            _link_parts(supervisor, config.rollout)
             outcome = watch(supervisor, config, control, on_tick)
         outcome = _known_better(outcome, folder)
         events.emit("run_ended", exit_code=outcome.exit_code, reason=outcome.reason)
@@ -124,6 +128,14 @@ def _leaving_nothing(supervisor: Supervisor, folder: Path) -> Iterator[None]:
     finally:
         supervisor.close()
         remove_spilled(supervisor.run_id, folder)
+
+
+def _link_parts(supervisor: Supervisor, rollouts: RolloutConfig) -> None:
+    """Have a replica over several hosts live and die as one."""
+    for replica in range(rollouts.replicas):
+        rollout, *parts = homes.members_of(replica, rollouts.hosts_per_replica)
+        for part in parts:
+            supervisor.link(rollout, part)
 
 
 def _known_better(outcome: Outcome, folder: Path) -> Outcome:
@@ -166,7 +178,7 @@ def tree(
 
     Raises:
         UnplacedError: the placement says nothing of a rollout.
-        SpecError: it puts elsewhere what has to be on the first host.
+        SpecError: it puts elsewhere what has to be on the first host, or a replica on too few hosts.
     """
     cast = _cast(config, placement, env, backoff)
     spec = SupervisorSpec(
@@ -191,6 +203,7 @@ def _cast(
     config: Config, placement: Placement | None, env: Mapping[str, str] | None, backoff: Backoff
 ) -> _Cast:
     hosts = LoopHosts()
+    homes.check_replicas(config, placement)
     if placement is not None:
         homes.check(placement)
         config, hosts = homes.on_devices(config, placement), homes.loop_hosts(placement)
@@ -280,11 +293,12 @@ def _rollouts(cast: _Cast) -> SupervisorSpec:
         id="rollouts",
         backoff=cast.backoff,
         # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
-        intensity=Intensity(restarts=10 * rollout.replicas, within_s=600.0),
+        intensity=Intensity(restarts=10 * rollout.replicas * rollout.hosts_per_replica, within_s=600.0),
         # Once that is exceeded the run has failed: starting all of them over would go on for ever.
         restart=RestartType.TEMPORARY,
         significant=True,
         children=(
+            *_parts(cast),  # before the rollouts, which ask them to start
             msgspec.structs.replace(
                 replicas,
                 always_indexed=True,
@@ -298,14 +312,25 @@ def _rollouts(cast: _Cast) -> SupervisorSpec:
     )
 
 
-def _elastic(config: Config) -> Elastic:
+def _parts(cast: _Cast) -> list[ChildSpec]:
+    """Return what replicas have on their further hosts, if they are spread over several: roles/part.py."""
+    rollout = cast.config.rollout
+    count = rollout.replicas * (rollout.hosts_per_replica - 1)
+    parts = [_child(cast, homes.PART, "Part", replicas=count)] if count else []
+    return [msgspec.structs.replace(part, always_indexed=True) for part in parts]
+
+
+def _elastic(config: Config) -> Elastic | None:
     rollout = config.rollout
+    if rollout.hosts_per_replica > 1:  # the number of parts would have to change with that of rollouts
+        return None
     return Elastic(least=rollout.min_replicas, most=rollout.max_replicas or None, drain_s=config.run.grace_s)
 
 
 def _rollout_start_s(config: Config) -> float:
     """Return how long a rollout may take to start, its wait for a turn on the GPU included."""
     starts_s = SERVER_START_S if config.rollout.engine == "sglang" else 120.0
+    starts_s += PARTS_START_S if config.rollout.hosts_per_replica > 1 else 0.0
     return starts_s + (config.train.lease_s if config.run.colocate else 0.0)
 
 

@@ -95,6 +95,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Engine `scripted` only: how long it pretends a decode step takes."""
     tensor_parallel: int = 1
     """Engine `sglang` only, as all that follow: GPUs of one replica."""
+    hosts_per_replica: int = 1
+    """Over how many hosts the GPUs of one replica are spread, as many on each."""
     update_mode: Literal["auto", "in_place", "retract", "abort"] = "auto"
     """What becomes of samples in flight when a policy version is installed: they stay in the server and go on
     with the keys and values they have (`in_place`) or with new ones (`retract`, since SGLang 0.5.21), or are
@@ -118,6 +120,11 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Added to the server's environment."""
     sglang_quick_start: bool = True
     """Start servers with one import of SGLang for all their processes; false is SGLang's own way."""
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one replica on each of its hosts."""
+        return self.tensor_parallel // self.hosts_per_replica
 
 
 class RewardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

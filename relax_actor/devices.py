@@ -79,7 +79,7 @@ def rollout_gpus(rollout: RolloutConfig, gpus: int) -> tuple[str, ...]:
     if rollout.engine == "scripted":
         return ()
     if rollout.engine == "sglang":
-        groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+        groups = replica_groups(rollout.device, gpus, rollout.gpus_each)
         used = groups if rollout.spares else groups[: rollout.replicas]
         return tuple(gpu for group in used for device in group for gpu in _on_gpu(device))
     devices = (rollout_device(rollout.device, replica, gpus) for replica in range(rollout.replicas))

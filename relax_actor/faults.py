@@ -19,7 +19,7 @@ checkpoint_file, checkpoint_manifest, checkpoint_rename; in the queue queue_deci
 down yet), queue_committed (nobody is told yet), queue_answered, spilling (a file is unfinished) and spilled
 (its rows are in memory too); in the prompts actor prompts_written; in a rollout with SGLang sglang_pause,
 sglang_drain, _begin, _load, _end, _flush, _version, _checksum and _continue (before each step of an update)
-and sglang_bucket (one is on its way).
+and sglang_bucket (one is on its way); in a part of a replica part_asked (no server is started yet).
 """
 
 import os

@@ -11,6 +11,9 @@ from relax_actor.placement import Placement, Seat
 from relax_actor.supervision.spec import ChildSpec, Home, SpecError, SupervisorSpec, actor_names
 
 ROLLOUT = "rollout"
+PART = "part"
+"""What a replica has on each of its further hosts; numbered through all replicas."""
+
 NEEDED = ("queue", "dock", "prompts", "trainer")
 """The actors without which no run goes on, all on the first host, whose memory has the rows."""
 
@@ -35,13 +38,56 @@ class LoopHosts(msgspec.Struct, frozen=True, kw_only=True):
         return self.rollouts.get(host, 1) if self.rollouts else replicas
 
 
+def parts_of(replica: int, hosts: int) -> tuple[str, ...]:
+    """Return the names of the parts of a replica.
+
+    Args:
+        replica: which.
+        hosts: over how many each is spread.
+    """
+    first = replica * (hosts - 1)
+    return tuple(f"{PART}/{first + place}" for place in range(hosts - 1))
+
+
+def members_of(replica: int, hosts: int) -> tuple[str, ...]:
+    """Return the names of a replica's actors, in the order of their ranks; see `parts_of`."""
+    return (f"{ROLLOUT}/{replica}", *parts_of(replica, hosts))
+
+
+def is_part(actor: str) -> bool:
+    """Whether an actor is the part of a replica on a further host."""
+    return actor.startswith(f"{PART}/")
+
+
 def spread(config: Config, hosts: Sequence[str]) -> Placement:
     """Place a run without devices: rollouts on the hosts in turn, everything else on the first one."""
-    rollouts = tuple(
-        Seat(actor=f"{ROLLOUT}/{replica}", host=hosts[replica % len(hosts)])
-        for replica in range(config.rollout.replicas)
-    )
-    return Placement(hosts=tuple(hosts), seats=(Seat(actor="trainer", host=hosts[0]), *rollouts))
+    rollout = config.rollout
+    names = [
+        name for replica in range(rollout.replicas) for name in members_of(replica, rollout.hosts_per_replica)
+    ]
+    seats = (Seat(actor=name, host=hosts[place % len(hosts)]) for place, name in enumerate(names))
+    return Placement(hosts=tuple(hosts), seats=(Seat(actor="trainer", host=hosts[0]), *seats))
+
+
+def check_replicas(config: Config, placement: Placement | None) -> None:
+    """Check that each replica is on as many hosts as it is spread over.
+
+    Raises:
+        UnplacedError: the placement says nothing of one of its parts.
+        SpecError: some of them are on one host.
+    """
+    rollout = config.rollout
+    if rollout.hosts_per_replica == 1:
+        return
+    if placement is None:
+        raise SpecError("rollout.hosts_per_replica", f"is {rollout.hosts_per_replica}, and there is one host")
+    for replica in range(rollout.replicas):
+        names = members_of(replica, rollout.hosts_per_replica)
+        hosts = [placement.seat(name).host for name in names]
+        if len(set(hosts)) < len(hosts):
+            raise SpecError(
+                f"placement.{names[0]}", f"and its parts are on {', '.join(hosts)}: not all differ"
+            )
 
 
 def check(placement: Placement) -> None:
@@ -71,8 +117,9 @@ def loop_hosts(placement: Placement) -> LoopHosts:
 
 
 def crosses_hosts(placement: Placement) -> bool:
-    """Whether some actor is on another host than the rows it works on."""
-    return any(seat.host != placement.hosts[0] for seat in (*placement.seats, *placement.spares))
+    """Whether some actor is, or may be, on another host than the rows it works on."""
+    works = (*(seat for seat in placement.seats if not is_part(seat.actor)), *placement.spares)
+    return any(seat.host != placement.hosts[0] for seat in works)
 
 
 def settled(spec: ChildSpec, placement: Placement) -> ChildSpec:
@@ -83,10 +130,10 @@ def settled(spec: ChildSpec, placement: Placement) -> ChildSpec:
     """
     names = actor_names(spec)
     known = {seat.actor for seat in placement.seats}
-    if spec.id != ROLLOUT and not known.intersection(names):
+    if spec.id not in {ROLLOUT, PART} and not known.intersection(names):
         return msgspec.structs.replace(spec, homes=(Home(host=placement.hosts[0]),) * spec.replicas)
     seats = [placement.seat(name) for name in names]
-    spares = placement.spares if spec.id == ROLLOUT else ()
+    spares = _spares(spec.id, placement)
     return msgspec.structs.replace(spec, homes=tuple(map(_home, (*seats, *spares))), devices=())
 
 
@@ -125,6 +172,7 @@ def why_hopeless(config: Config, homeless: Mapping[str, str], rollouts: int | No
         rollouts: how many replicas there are now; None: as many as configured.
     """
     rollouts = config.rollout.replicas if rollouts is None else rollouts
+    homeless = _with_their_rollouts(homeless, config.rollout.hosts_per_replica)
     for name in NEEDED:
         if name in homeless:
             return f"{name} has no host: {homeless[name]}"
@@ -139,6 +187,22 @@ def _too_few(role: str, replicas: int, least: int, homeless: Mapping[str, str]) 
     if not away or left >= least:
         return ""
     return f"{left} of {replicas} {role} replicas have a host, fewer than {least}: {homeless[away[0]]}"
+
+
+def _with_their_rollouts(homeless: Mapping[str, str], hosts: int) -> Mapping[str, str]:
+    """Return who waits for a host, rollouts that wait for a part of theirs included."""
+    parts = list(filter(is_part, homeless))
+    waiting = {f"{ROLLOUT}/{int(part.partition('/')[2]) // (hosts - 1)}": homeless[part] for part in parts}
+    return {**waiting, **homeless}
+
+
+def _spares(role: str, placement: Placement) -> Sequence[Seat]:
+    """Return the spare places of rollouts, or of parts: each has its share, by their numbers."""
+    if role not in {ROLLOUT, PART}:
+        return ()
+    parts = sum(is_part(seat.actor) for seat in placement.seats)
+    hosts = 1 + parts // max(1, sum(map(_is_rollout, placement.seats)))
+    return [spare for n, spare in enumerate(placement.spares) if (n % hosts == 0) == (role == ROLLOUT)]
 
 
 def _is_rollout(seat: Seat) -> bool:

@@ -169,6 +169,11 @@ class Ref(Generic[A]):
         pin = f", incarnation {self._pinned}" if self._pinned else ""
         return f"<ref {self.name}{pin}>"
 
+    @property
+    def incarnation(self) -> int | None:
+        """The incarnation that takes calls now, if any."""
+        return self._sender.incarnation_of(self.name)
+
     def within(self, timeout_s: float) -> "Ref[A]":
         """Return the same ref with another deadline for its calls, in seconds."""
         return Ref(self.name, self._sender, timeout_s=timeout_s, pinned=self._pinned)

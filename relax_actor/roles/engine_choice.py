@@ -41,7 +41,7 @@ def make_rollout_engine(
         return make_engine(config, stop_token_ids, device), device
     from relax_actor.roles.sglang_engine import make_sglang_engine  # noqa: PLC0415 - only where it is used
 
-    groups = replica_groups(rollout.device, gpus, rollout.tensor_parallel)
+    groups = replica_groups(rollout.device, gpus, rollout.gpus_each)
     fds = keep_fds
     if rollout.spares and rollout.device in {AUTO, "cuda"} and groups != [(CPU,)]:  # else one GPU is for all
         # Spares begin at the other end, so that replicas find their own.

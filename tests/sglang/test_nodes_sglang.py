@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,8 +19,8 @@ from relax_actor.engines.base import Request, SamplingParams
 from relax_actor.engines.sglang.engine import SglangEngine
 from relax_actor.engines.sglang.errors import ServerGoneError
 from relax_actor.engines.sglang.requests import GenerationSettings
-from relax_actor.engines.sglang.server import Server
-from relax_actor.engines.sglang.settings import ServerSettings
+from relax_actor.engines.sglang.server import Server, held_port
+from relax_actor.engines.sglang.settings import ServerSettings, meeting_address
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
@@ -39,25 +39,19 @@ class Nodes:
     """
 
     def __init__(self, model: Path, python: str, logs: Path) -> None:
-        address = f"127.0.0.1:{_free_port()}"
-        near, far = (_settings(model, python, node, address) for node in range(2))
-        self.far = Server(far, logs / "far.log")
-        self.engine = SglangEngine(
-            near,
-            GenerationSettings(seed=0),
-            lambda client, found: Updater(
-                client,
-                found,
-                UpdateSettings(bucket_bytes=40_000),
-                placement=WeightPlacement(ranks=found.tp, hosts=2),
-            ),
-            vocabulary=AutoModelForCausalLM.from_pretrained(model).config.vocab_size,
-            log=logs / "near.log",
+        self._meeting = held_port()
+        address = meeting_address("127.0.0.1", self._meeting.getsockname()[1])
+        near, far = (
+            msgspec.structs.replace(_settings(model, python), nodes=2, node=node, meeting=address)
+            for node in range(2)
         )
+        self.far = Server(far, logs / "far.log")
+        self.engine = _engine(near, WeightPlacement(ranks=2, hosts=2), logs / "near.log", model)
 
     def close(self) -> None:
         self.engine.close()
         self.far.kill()
+        self._meeting.close()
 
 
 @pytest.fixture
@@ -83,6 +77,27 @@ def test_what_is_installed_over_two_nodes_is_what_both_sample_with(nodes, tiny_m
             np.testing.assert_allclose(completion.logprobs, _logprobs(model, completion), atol=CLOSE)
 
 
+def test_two_nodes_sample_what_one_node_with_as_many_ranks_does(nodes, tiny_model, sglang_python, tmp_path):
+    """Token by token, where the likeliest is taken; each log-prob within rounding."""
+    weights = _weights(tiny_model.path, seed=5)
+    requests = [_request(index, 0, greedy=True) for index in range(8)]
+    nodes.engine.install(0, weights.items())
+    spread = _by_prompt(_sampled(nodes.engine, requests))
+    nodes.close()
+    placement = WeightPlacement(ranks=2)
+    one = _engine(_settings(tiny_model.path, sglang_python), placement, tmp_path / "one.log", tiny_model.path)
+    try:
+        one.install(0, weights.items())
+        together = _by_prompt(_sampled(one, requests))
+    finally:
+        one.close()
+
+    assert len(spread) == len(together) == 8
+    for prompt, (tokens, logprobs) in spread.items():
+        assert together[prompt][0] == tokens
+        np.testing.assert_allclose(logprobs, together[prompt][1], atol=CLOSE)
+
+
 def test_the_end_of_the_far_node_ends_the_near_one(nodes, tiny_model):
     """The replica is one: what is left of it would wait for ever."""
     nodes.engine.install(0, _weights(tiny_model.path, seed=0).items())
@@ -106,17 +121,22 @@ def test_the_end_of_the_near_node_ends_the_far_one(nodes):
     assert ended.wait(NOTICED_S)
 
 
-def _settings(model: Path, python: str, node: int, address: str) -> ServerSettings:
-    words = ("--nnodes", "2", "--node-rank", str(node), "--dist-init-addr", address)
+def _settings(model: Path, python: str) -> ServerSettings:
     return ServerSettings(
-        model=str(model), python=python, context_tokens=512, slots=16, dtype="float32", tp=2, args=words
+        model=str(model), python=python, context_tokens=512, slots=16, dtype="float32", tp=2
     )
 
 
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+def _engine(settings: ServerSettings, placement: WeightPlacement, log: Path, model: Path) -> SglangEngine:
+    return SglangEngine(
+        settings,
+        GenerationSettings(seed=0),
+        lambda client, found: Updater(
+            client, found, UpdateSettings(bucket_bytes=40_000), placement=placement
+        ),
+        vocabulary=AutoModelForCausalLM.from_pretrained(model).config.vocab_size,
+        log=log,
+    )
 
 
 def _weights(folder: Path, seed: int) -> dict[str, torch.Tensor]:
@@ -133,8 +153,8 @@ def _model(folder: Path, weights: dict[str, torch.Tensor]) -> AutoModelForCausal
     return model.eval()
 
 
-def _request(group: int, version: int, tokens: int = 24) -> Request:
-    params = SamplingParams(max_new_tokens=tokens)
+def _request(group: int, version: int, tokens: int = 24, *, greedy: bool = False) -> Request:
+    params = SamplingParams(max_new_tokens=tokens, top_k=1 if greedy else 0)
     prompt = (1, *range(4 + group, 16 + group))
     return Request(group_id=100 * version + group, sample_index=0, prompt=prompt, params=params)
 
@@ -148,6 +168,10 @@ def _sampled(engine: SglangEngine, requests: list[Request], until_s: float = 60.
         done += engine.step()
         time.sleep(0.002)
     return done
+
+
+def _by_prompt(done: list) -> dict:
+    return {each.request.prompt: (each.tokens.tolist(), each.logprobs) for each in done}
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
     lie_version     what /model_info says instead of its weights' version
     slow_start_s    how long it starts
     die_at_start    says something and exits
+    far_dies        whether that is for the nodes of other hosts only
     cut_off         how many requests it cuts off unasked
     bad             field -> what /generate answers for it instead
     kv_tokens       what its cache holds
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from fake_nodes import FirstNode, further_node
 
 
 def option(name: str, default: str = "") -> str:
@@ -94,8 +96,8 @@ class Request:
 class Fake:
     """The server."""
 
-    def __init__(self) -> None:
-        self.script = script()
+    def __init__(self, nodes: FirstNode | None = None) -> None:
+        self.script, self.nodes = script(), nodes
         self.version = option("--weight-version", "default")
         self.stream_interval = int(option("--stream-interval", "1"))
         self.requests: dict[str, Request] = {}
@@ -120,6 +122,9 @@ class Fake:
             "/begin_weight_update",
             "/end_weight_update",
             "/update_weights_from_tensor",
+            "/init_weights_update_group",
+            "/update_weights_from_distributed",
+            "/destroy_weights_update_group",
             "/flush_cache",
             "/release_memory_occupation",
             "/resume_memory_occupation",
@@ -268,6 +273,19 @@ class Fake:
         self.version = body.get("weight_version") or self.version
         return web.json_response({"success": True, "message": "Success."})
 
+    async def init_weights_update_group(self, http: web.Request) -> web.Response:
+        await asyncio.to_thread(self.nodes.init_group, await http.json())
+        return web.json_response({"success": True, "message": "Success."})
+
+    async def update_weights_from_distributed(self, http: web.Request) -> web.Response:
+        body = await http.json()
+        await asyncio.to_thread(self.nodes.receive, body)
+        self.version = body.get("weight_version") or self.version
+        return web.json_response({"success": True, "message": "Success."})
+
+    async def destroy_weights_update_group(self, _: web.Request) -> web.Response:
+        return web.json_response({"success": True, "message": "Success."})
+
     async def release_memory_occupation(self, http: web.Request) -> web.Response:
         self.released |= set((await http.json())["tags"])
         return web.json_response({})
@@ -284,11 +302,15 @@ class Fake:
 
 def main() -> None:
     told = script()
-    if told.get("die_at_start"):
+    count, node = int(option("--nnodes", "1")), int(option("--node-rank", "0"))
+    if told.get("die_at_start") and (node or not told.get("far_dies")):
         sys.stdout.write("ValueError: no such model\n")
         sys.exit(3)
     time.sleep(float(told.get("slow_start_s", 0)))
-    asyncio.run(Fake().run())
+    if node:
+        further_node(option("--dist-init-addr"), node)
+    first = FirstNode(option("--dist-init-addr"), count) if count > 1 else None
+    asyncio.run(Fake(first).run())
 
 
 if __name__ == "__main__":

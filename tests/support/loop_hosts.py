@@ -16,6 +16,10 @@ from relax_actor.placement import Placement, Seat
 from relax_actor.supervision.hosts import Host
 
 ADDRESS = "127.0.0.1"
+INTERFACE = "GLOO_SOCKET_IFNAME=eth0"
+"""Of a namespace, for collectives; a session to another host finds it by the route to the head."""
+
+_OWN_SHM = "mount -t tmpfs none /dev/shm && mkdir -p {}"
 MARK = "RELAX_ACTOR_TEST_HOST"
 """Names, in the environment of a host's processes, the folder of its memory."""
 TERMS = LeaseTerms(ttl_s=10.0, renew_s=1.0)
@@ -73,8 +77,14 @@ class LoopHosts:
 
 
 @contextmanager
-def loop_hosts(count: int, network: Any = None) -> Iterator[LoopHosts]:
-    """Make hosts; the first is the head's own, and with a network the others are its namespaces."""
+def loop_hosts(count: int, network: Any = None, *, own_shm: bool = False) -> Iterator[LoopHosts]:
+    """Make hosts; the first is the head's own, and with a network the others are its namespaces.
+
+    Args:
+        count: how many.
+        network: see `namespaces`.
+        own_shm: whether each of the others has a /dev/shm that nobody else sees, for those who look there.
+    """
     memory = Path("/dev/shm") / f"relax-actor-hosts-{secrets.token_hex(4)}"  # noqa: S108 - what it is for
     hosts = []
     for name in "abcdefgh"[:count]:
@@ -83,7 +93,10 @@ def loop_hosts(count: int, network: Any = None) -> Iterator[LoopHosts]:
         address = ADDRESS if network is None else network.head
         if network is not None and hosts:
             space = chr(ord(name) - 1)  # the network's first is the loop's second
-            way, address = (*network.inside(space), *way), network.address(space)
+            way, address = (*network.inside(space), *way, "env", INTERFACE), network.address(space)
+        if hosts and own_shm:
+            own = f'{_OWN_SHM.format(memory / name)} && exec "$@"'
+            way = ("unshare", "-m", "sh", "-c", own, "sh", *way)
         hosts.append(Host(name=name, prefix=way, address=address, shm_root=str(memory / name)))
     try:
         yield LoopHosts(hosts=tuple(hosts), memory=memory)

@@ -4,7 +4,8 @@ import os
 import secrets
 import shutil
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -87,3 +88,13 @@ def make_network(prefix, width):
         tear_down(network)
         pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
     return network
+
+
+@contextmanager
+def some_network() -> Iterator[Network]:
+    """Make a network at an address that no other test is likely to have, for as long as the block takes."""
+    network = make_network(f"10.{secrets.randbelow(100) + 100}.{secrets.randbelow(250)}.", 24)
+    try:
+        yield network
+    finally:
+        tear_down(network)

@@ -19,3 +19,4 @@ class Surroundings:
     emit: Callable[..., None] = _nothing  # an event: its kind, and its fields
     remember: Callable[[Iterable[Path]], None] = _nothing  # files that outlive a server that is killed
     gone: Callable[[str], None] = _nothing  # from any thread: a process of the server has ended
+    closing: Callable[[], None] = _nothing  # the server is about to be killed

@@ -393,6 +393,7 @@ class SglangEngine:
 
     def _kill(self) -> None:
         self._client.fail(ServerGoneError(self._down_reason or "the server did not come up"))
+        self._around.closing()
         self._server.kill()
         if hasattr(self, "_updater"):
             self._updater.close()

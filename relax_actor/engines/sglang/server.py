@@ -61,7 +61,7 @@ class Server:
         remember: Callable[[Iterable[Path]], None] = lambda _: None,
     ) -> None:
         self.log = log
-        self._sockets = [_held_port(), _held_port()]
+        self._sockets = [held_port(), held_port()]
         http, nccl = (each.getsockname()[1] for each in self._sockets)
         self.url = f"http://127.0.0.1:{http}"
         self.started_at, self._since = time.time(), time.monotonic()
@@ -88,8 +88,8 @@ class Server:
         """
         while not self._answers(client):
             waited_s = time.monotonic() - self._since
-            if self._process.poll() is not None:
-                raise StartError(f"ended with {self._exit()}", self.last_word(), str(self.log))
+            if ended := self.end():
+                raise StartError(ended, self.last_word(), str(self.log))
             if waited_s > START_S:
                 raise StartError(f"did not serve within {START_S:g} s", self.last_word(), str(self.log))
             progress(
@@ -97,6 +97,10 @@ class Server:
             )
             time.sleep(POLL_S)
         return capabilities(client.get("/server_info", deadline_s=ANSWER_S * 4))
+
+    def end(self) -> str:
+        """Return how its main process has ended; nothing while it runs."""
+        return "" if self._process.poll() is None else f"ended with {self._exit()}"
 
     def watch(self, on_end: Callable[[str], None]) -> None:
         """Have `on_end` called in another thread when a process of the server ends, with words for it."""
@@ -173,11 +177,16 @@ class Server:
         return []
 
 
-def _held_port() -> socket.socket:
-    """Bind a port, so that the kernel gives it to nobody else; who listens on it uses SO_REUSEADDR too."""
-    held = socket.socket()
+def held_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
+    """Bind a port, so that the kernel gives it to nobody else; who listens on it uses SO_REUSEADDR too.
+
+    Args:
+        host: one of this host's addresses, or all.
+        port: 0 is any.
+    """
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
+    held.bind(socket.getaddrinfo(host, port, held.family, socket.SOCK_STREAM)[0][4])
     return held
 
 

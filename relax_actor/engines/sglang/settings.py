@@ -19,6 +19,9 @@ SPARE_TOKENS = 8
 QUICK_START = Path(__file__).with_name("quick_start")
 """The folder that SGLang's interpreter runs for a quick start."""
 
+MEETING_S = 600
+"""How long nodes wait for one another, and for a collective; torch's own choice with NCCL."""
+
 CPU_KV_TOKENS = 16_384
 """What its cache holds on a CPU, where models are small and memory is the run's."""
 
@@ -39,6 +42,14 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[str, ...] = ()
     """As CUDA_VISIBLE_DEVICES is to have them; empty is the CPU."""
     tp: int = 1
+    """Of all nodes together."""
+    nodes: int = 1
+    node: int = 0
+    """Which of them it is; the first one alone answers."""
+    meeting: str = ""
+    """Address and port where the nodes meet, in the first one; see `meeting_address`."""
+    address: str = ""
+    """Of its host, as the other nodes reach it."""
     mem_fraction: float = 0.0
     """Share of a GPU's memory for weights and cache; 0 is SGLang's own choice."""
     deterministic: bool = False
@@ -61,6 +72,11 @@ class Ports(msgspec.Struct, frozen=True, kw_only=True):
     nccl: int
 
 
+def meeting_address(host: str, port: int) -> str:
+    """Return a place to meet as SGLang takes it, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def command(settings: ServerSettings, ports: Ports) -> list[str]:
     """Return the words of the command line."""
     words = [
@@ -75,7 +91,7 @@ def command(settings: ServerSettings, ports: Ports) -> list[str]:
     words += ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
     words += ["--context-length", str(settings.context_tokens + SPARE_TOKENS)]
     words += ["--max-running-requests", str(settings.slots + 1)]  # one is for asking whether it lives
-    return [*words, *_switches(settings), *_device(settings), *settings.args]
+    return [*words, *_nodes(settings), *_switches(settings), *_device(settings), *settings.args]
 
 
 def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python: str) -> dict[str, str]:
@@ -91,7 +107,21 @@ def environment(settings: ServerSettings, own: Mapping[str, str], *, own_python:
     passed = {name: value for name, value in own.items() if name not in kept_back}
     if settings.python == own_python and "PYTHONPATH" in own:
         passed["PYTHONPATH"] = own["PYTHONPATH"]
-    return {**passed, **_constant(), **_threadless(settings), **_devices(settings), **settings.env}
+    return {
+        **passed,
+        **_constant(),
+        **_threadless(settings),
+        **_devices(settings),
+        **_host(settings),
+        **settings.env,
+    }
+
+
+def _nodes(settings: ServerSettings) -> list[str]:
+    if settings.nodes == 1:
+        return []
+    words = ["--nnodes", str(settings.nodes), "--node-rank", str(settings.node)]
+    return [*words, "--dist-init-addr", settings.meeting, "--dist-timeout", str(MEETING_S)]
 
 
 def _switches(settings: ServerSettings) -> list[str]:
@@ -135,6 +165,11 @@ def _constant() -> dict[str, str]:
         "no_proxy": "*",
         "NO_PROXY": "*",
     }
+
+
+def _host(settings: ServerSettings) -> dict[str, str]:
+    """Return what SGLang would otherwise take from the way to the internet, if there is one."""
+    return {"SGLANG_HOST_IP": settings.address} if settings.nodes > 1 and settings.address else {}
 
 
 def _threadless(settings: ServerSettings) -> dict[str, str]:

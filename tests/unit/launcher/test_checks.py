@@ -453,6 +453,7 @@ def test_routing_replay_says_nothing_of_a_model_that_is_not_whole(config):
     [
         ({"rollout__tensor_parallel": 2}, "is 2, but rollout.engine is transformers"),
         ({"rollout__spares": 1}, "is 1, but rollout.engine is transformers"),
+        ({"rollout__hosts_per_replica": 2}, "is 2, but rollout.engine is transformers"),
         ({"rollout__engine": "sglang", "data__media_key": "images"}, "takes text only"),
         (
             {"rollout__engine": "sglang", "rollout__chunk_tokens": 8, "train__use_r3": True},
@@ -466,6 +467,36 @@ def test_what_only_some_engines_can_do_is_refused_of_others(config, values, says
 
 def sglang(config, **values):
     return with_(config, rollout__engine="sglang", **values)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"rollout__tensor_parallel": 4, "rollout__hosts_per_replica": 2}, ""),
+        (
+            {"rollout__tensor_parallel": 4, "rollout__hosts_per_replica": 3},
+            "is 3, which does not divide rollout.tensor_parallel, 4",
+        ),
+        (
+            {"rollout__tensor_parallel": 2, "rollout__hosts_per_replica": 2, "rollout__spares": 1},
+            "is 2, but rollout.spares is 1",
+        ),
+        (
+            {
+                "rollout__tensor_parallel": 2,
+                "rollout__hosts_per_replica": 2,
+                "run__colocate": True,
+                "run__max_staleness": 0,
+                "run__mode": "async_on_policy",
+            },
+            "is 2, but trainer and rollouts take turns",
+        ),
+    ],
+)
+def test_a_replica_over_hosts_that_cannot_be_is_refused(config, values, says):
+    found = text_of(check_config(sglang(config, **values)))
+    assert says in found
+    assert bool(found) is bool(says)
 
 
 def test_an_interpreter_without_sglang_is_named(config, tmp_path):
@@ -486,6 +517,12 @@ def test_an_interpreter_without_sglang_is_named(config, tmp_path):
         (0, {"rollout__deterministic": True}, "needs a GPU"),
         (4, {"rollout__tensor_parallel": 2}, ""),
         (2, {"rollout__tensor_parallel": 4}, "is 4, and this machine has 2 GPUs"),
+        (2, {"rollout__tensor_parallel": 4, "rollout__hosts_per_replica": 2}, ""),
+        (
+            1,
+            {"rollout__tensor_parallel": 4, "rollout__hosts_per_replica": 2},
+            "is 4 over 2 hosts, and this machine has 1 GPUs",
+        ),
         (3, {"rollout__spares": 1}, ""),
         (3, {"rollout__spares": 1, "rollout__replicas": 2}, "there is room for 0 beside 2 replicas"),
         (2, {"rollout__spares": 2, "rollout__device": "cuda:1"}, ""),

@@ -11,8 +11,10 @@ from launcher.gpu_shares import replicas
 from launcher.hostfile import parse
 from launcher.hosts import HostRole
 from launcher.options import GpuOptions, Layout, Order
-from launcher.placing import Needs, PlacementError, Room, needs_of, place, rooms, store_hosts
+from launcher.placing import PlacementError, needs_of, place, rooms, store_hosts
+from launcher.stalls import Needs, Room
 from relax_actor.errors import ConfigError
+from relax_actor.homes import members_of
 
 
 def placed(hostfile: str, **needs) -> list[str]:
@@ -38,6 +40,56 @@ def test_a_group_of_gpus_is_never_split_over_hosts_and_what_is_left_is_spare():
         "rollout/1@b:0,1,2,3",
         "@b:4,5,6,7",
     ]
+
+
+def test_a_rollout_over_hosts_has_as_many_gpus_on_each_of_them():
+    assert placed("a:1\nb:4\nc:4\nd:4\ne:4", replicas=3, gpus_each=2, trainer_gpus=1, hosts_each=2) == [
+        "trainer@a:0",
+        "rollout/0@b:0,1",
+        "part/0@c:0,1",
+        "rollout/1@b:2,3",
+        "part/1@c:2,3",
+        "rollout/2@d:0,1",
+        "part/2@e:0,1",
+        "@d:2,3",
+        "@e:2,3",
+    ]
+
+
+def test_a_rollout_over_three_hosts_has_two_parts():
+    assert placed("a:3\nb:2\nc:2", replicas=1, gpus_each=2, trainer_gpus=1, hosts_each=3) == [
+        "trainer@a:0",
+        "rollout/0@a:1,2",
+        "part/0@b:0,1",
+        "part/1@c:0,1",
+    ]
+
+
+def test_a_rollout_over_hosts_needs_no_gpus_but_hosts():
+    seats = placed("a\nb", replicas=2, hosts_each=2)
+    assert seats[:5] == ["trainer@a", "rollout/0@a", "part/0@b", "rollout/1@a", "part/1@b"]
+
+
+@given(
+    gpus=st.lists(st.integers(0, 9), min_size=1, max_size=6),
+    replicas=st.integers(1, 4),
+    hosts_each=st.integers(2, 3),
+    gpus_each=st.integers(1, 3),
+    order=st.sampled_from(Order),
+)
+def test_no_gpu_is_given_twice_and_no_host_to_one_rollout(gpus, replicas, hosts_each, gpus_each, order):
+    there = [Room(host=f"h{n}", gpus=tuple(map(str, range(count)))) for n, count in enumerate(gpus)]
+    needs = Needs(replicas=replicas, gpus_each=gpus_each, hosts_each=hosts_each, order=order)
+    try:
+        placement = place(needs, there)
+    except PlacementError:
+        return
+    given_out = [(seat.host, gpu) for seat in (*placement.seats, *placement.spares) for gpu in seat.gpus]
+    assert len(given_out) == len(set(given_out))
+    for replica in range(replicas):
+        seats = [placement.seat(name) for name in members_of(replica, hosts_each)]
+        assert len({seat.host for seat in seats}) == hosts_each
+        assert {len(seat.gpus) for seat in seats} == {gpus_each}
 
 
 def test_colocated_rollouts_have_the_trainers_gpus_too():
@@ -176,6 +228,33 @@ def test_the_only_gpu_is_everybodys():
             ),
         ),
         (
+            "a:9\nb:2",
+            {"replicas": 1, "gpus_each": 4, "hosts_each": 2},
+            (
+                "`rollout/0` needs 2 hosts with 4 GPUs each (rollout.hosts_per_replica); "
+                "only a has so many free\n\n"
+                "hint: lower rollout.replicas (now 1) or rollout.hosts_per_replica, or add hosts"
+            ),
+        ),
+        (
+            "a",
+            {"replicas": 1, "hosts_each": 2},
+            (
+                "`rollout/0` needs 2 hosts with a slot each (rollout.hosts_per_replica); "
+                "only a has so many free\n\n"
+                "hint: lower rollout.replicas (now 1) or rollout.hosts_per_replica, or add hosts"
+            ),
+        ),
+        (
+            "a:1\nb:1",
+            {"replicas": 1, "gpus_each": 4, "hosts_each": 2},
+            (
+                "`rollout/0` needs 2 hosts with 4 GPUs each (rollout.hosts_per_replica); "
+                "0 of 2 have so many free\n\n"
+                "hint: lower rollout.replicas (now 1) or rollout.hosts_per_replica, or add hosts"
+            ),
+        ),
+        (
             "a:4 role=trainer",
             {"replicas": 1, "gpus_each": 1, "trainer_gpus": 1},
             (
@@ -197,6 +276,8 @@ def test_stores_are_where_rollouts_may_be():
 
     assert store_hosts(place(needs, rooms(parse("a:2"), {}))) == ("a",)
     assert store_hosts(place(Needs(replicas=1), rooms(parse("a"), {}))) == ()
+    spread = Needs(replicas=1, gpus_each=1, trainer_gpus=1, hosts_each=2)
+    assert store_hosts(place(spread, rooms(parse("a:1\nb:1\nc:1"), {}))) == ("a", "b"), "a part needs none"
     assert store_hosts(place(needs, rooms(parse("a:1\nb:1\nc:1 role=trainer"), {}))) == ("c", "a", "b")
 
 

@@ -1,6 +1,7 @@
 """A plan says what would be started and needed, and is written where it is asked for."""
 
 import json
+from types import MappingProxyType
 
 import msgspec
 import pytest
@@ -10,10 +11,11 @@ from launcher.estimate import Estimate
 from launcher.hostfile import parse
 from launcher.hostplan import plan_hosts, render_hosts
 from launcher.options import GpuOptions, LaunchOptions
-from launcher.placing import Needs, needs_of, place, rooms
+from launcher.placing import needs_of, place, rooms
 from launcher.plan import make_plan, plan_json, render, write_plan
 from launcher.runfolder import RunFolder
 from launcher.settings import load
+from launcher.stalls import Needs
 
 
 @pytest.fixture
@@ -69,8 +71,8 @@ def test_a_plan_is_written_with_the_configuration_it_came_from(plan, config, tmp
 def plan_of(config):
     """Plan a run over the hosts of a hostfile."""
 
-    def make(text: str, *, replicas: int = 1, **words):
-        rollout = msgspec.structs.replace(config.rollout, replicas=replicas)
+    def make(text: str, *, replicas: int = 1, rollout=MappingProxyType({}), **words):
+        rollout = msgspec.structs.replace(config.rollout, replicas=replicas, **rollout)
         changed = msgspec.structs.replace(config, rollout=rollout)
         there = rooms(parse(text), {})
         options = ask({"--hosts": "a"} | words, {}, has_srun=False)
@@ -114,6 +116,24 @@ def test_hosts_and_places_are_shown_and_values_of_variables_hidden(plan_of):
         "  fd00--1             store-4",
     ]
     assert "secret" not in text + plan_json(plan)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_plan_shows_where_the_parts_of_a_replica_are(plan_of):
+    spread = {"engine": "sglang", "tensor_parallel": 4, "hosts_per_replica": 2}
+    plan = plan_of("a:3\nb:2\nc:4\n", replicas=2, rollout=spread)
+
+    text = render(plan)
+    assert [line for line in text.splitlines() if "part" in line and "one more" in line]
+    assert text.partition("placement\n")[2].partition("\n\nloop")[0].splitlines() == [
+        "  host  GPUs         actors",
+        "  a                  queue,prompts,reward,store-0",
+        "  a     [1-2]        rollout/0",
+        "  a     0            trainer",
+        "  b     [0-1]        rollout/1",
+        "  b                  store-1",
+        "  c     [0-1] [2-3]  part/[0-1]",
+    ]
     assert max(map(len, text.splitlines())) <= 80
 
 

@@ -39,6 +39,51 @@ def test_rollouts_are_dealt_to_the_hosts_and_all_else_is_on_the_first():
     ]
 
 
+def test_parts_are_dealt_to_other_hosts_than_their_rollouts():
+    spread = homes.spread(config(engine="sglang", replicas=2, hosts_per_replica=2), ["a", "b", "c"])
+    assert [(each.actor, each.host) for each in spread.seats] == [
+        ("trainer", "a"),
+        ("rollout/0", "a"),
+        ("part/0", "b"),
+        ("rollout/1", "c"),
+        ("part/1", "a"),
+    ]
+
+
+def test_the_parts_of_a_replica_have_the_next_numbers():
+    assert homes.members_of(0, 1) == ("rollout/0",)
+    assert homes.members_of(1, 3) == ("rollout/1", "part/2", "part/3")
+
+
+def test_a_replica_is_on_as_many_hosts_as_it_is_spread_over():
+    over_two = config(hosts_per_replica=2)
+    homes.check_replicas(config(), None)
+    homes.check_replicas(over_two, placement(seat("rollout/0", "a"), seat("part/0", "b")))
+    with pytest.raises(SpecError, match="is 2, and there is one host"):
+        homes.check_replicas(over_two, None)
+    with pytest.raises(SpecError, match="and its parts are on a, a: not all differ"):
+        homes.check_replicas(over_two, placement(seat("rollout/0", "a"), seat("part/0", "a")))
+    with pytest.raises(UnplacedError, match="part/0"):
+        homes.check_replicas(over_two, placement(seat("rollout/0", "a")))
+
+
+def test_spare_places_are_shared_by_rollouts_and_parts_by_their_numbers():
+    spares = tuple(seat("", "c", str(n)) for n in range(5))
+    seats = (seat("rollout/0", "a", "0"), seat("part/0", "b", "0"), seat("part/1", "b", "1"))
+    placed = placement(*seats, spares=spares)
+    parts = ChildSpec(id="part", actor="m:P", replicas=2, always_indexed=True)
+    assert [home.devices for home in homes.settled(rollouts(1), placed).homes] == [("0",), ("0",), ("3",)]
+    assert [home.devices for home in homes.settled(parts, placed).homes] == [
+        ("0",),
+        ("1",),
+        ("1",),
+        ("2",),
+        ("4",),
+    ]
+    with pytest.raises(UnplacedError, match="part/0"):
+        homes.settled(parts, placement(seat("rollout/0", "a")))
+
+
 def test_each_replica_sees_its_own_gpus_and_so_does_whoever_takes_a_spare_place():
     placed = placement(seat("rollout/0", "a", "0", "1"), seat("rollout/1", "b", "GPU-1f"), spares=(SPARE,))
     settled = homes.settled(rollouts(2), placed)
@@ -82,6 +127,7 @@ def test_on_one_host_all_replicas_share_it():
         ((seat("rollout/0", "a"),), (), False),
         ((seat("rollout/0", "b"),), (), True),
         ((seat("rollout/0", "a"),), (SPARE,), True),
+        ((seat("rollout/0", "a"), seat("part/0", "b")), (), False),
     ],
 )
 def test_rows_cross_hosts_where_some_actor_is_or_may_be_elsewhere(seats, spares, crosses):
@@ -111,6 +157,14 @@ def test_a_run_goes_on_with_its_least_replicas_and_not_below():
     assert homes.why_hopeless(config(), {"queue": "a: gone"}) == "queue has no host: a: gone"
 
 
+def test_a_replica_whose_part_has_no_host_has_none():
+    over_two = config(replicas=2, hosts_per_replica=2, min_replicas=2)
+    assert homes.why_hopeless(over_two, {"part/1": "b: cut off"}) == (
+        "1 of 2 rollout replicas have a host, fewer than 2: b: cut off"
+    )
+    assert homes.why_hopeless(over_two, {"part/1": "b", "rollout/1": "c"}).startswith("1 of 2")
+
+
 def test_a_run_goes_on_while_some_reward_actor_has_a_host():
     two = Config(model=ModelConfig(path="x"), data=DataConfig(path="x"), reward=RewardConfig(replicas=2))
     assert homes.why_hopeless(two, {"reward/0": "b: gone"}) == ""
@@ -137,6 +191,26 @@ def test_the_tree_of_a_run_over_hosts_has_everybody_at_home(tiny_model):
         "trainer": ("a",),
     }
     assert "dock" not in {child.id for child in leaves(app.tree(base))}
+
+
+def test_the_tree_of_replicas_over_hosts_starts_their_parts_first(tiny_model):
+    base = Config(
+        model=ModelConfig(path=str(tiny_model.path)),
+        data=DataConfig(path=str(tiny_model.rows(4))),
+        rollout=RolloutConfig(engine="sglang", replicas=2, tensor_parallel=4, hosts_per_replica=2),
+    )
+    seats = (seat("rollout/0", "a", "0", "1"), seat("part/0", "b", "0", "1"))
+    seats += (seat("rollout/1", "c", "0", "1"), seat("part/1", "a", "2", "3"))
+    spec = app.tree(base, placement=placement(*seats))
+    validate(spec)
+    (group,) = [child for child in spec.children if child.id == "rollouts"]
+    parts, rollout = group.children
+    assert (parts.id, parts.replicas, rollout.id, rollout.elastic) == ("part", 2, "rollout", None)
+    assert [home.host for home in parts.homes] == ["b", "a"]
+    assert [home.devices for home in parts.homes] == [("0", "1"), ("2", "3")]
+    assert group.intensity.restarts == 40
+    with pytest.raises(SpecError, match="there is one host"):
+        app.tree(base)
 
 
 def leaves(spec):

@@ -25,6 +25,8 @@ from relax_actor.engines.sglang.weights.errors import RouteClosedError
 from relax_actor.engines.sglang.weights.payload import Bucket
 from relax_actor.engines.sglang.weights.records import Deadlines, Loaded
 from relax_actor.engines.sglang.weights.routes import UpdateRoute, WeightPlacement, group_backend
+from transport.errors import AddressError
+from transport.ports import bind_allowed, listening_socket
 
 _INIT = "/init_weights_update_group"
 _UPDATE = "/update_weights_from_distributed"
@@ -83,17 +85,19 @@ class GroupWay:
             left.result(self._deadlines.step_s)
 
     def _opened_store(self) -> Any:
-        timeout = timedelta(seconds=self._deadlines.join_s)
+        address = self._placement.address
         try:
+            listener = bind_allowed(lambda port: listening_socket(address, port))
             return dist.TCPStore(  # type: ignore[attr-defined]  # torch says less than it has
-                self._placement.address,
-                0,
+                address,
+                listener.getsockname()[1],
                 1 + self._placement.ranks,
                 is_master=True,
-                timeout=timeout,
+                timeout=timedelta(seconds=self._deadlines.join_s),
                 wait_for_workers=False,
+                master_listen_fd=listener.detach(),
             )
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, AddressError) as error:
             raise RouteClosedError(self.route, str(error)) from error
 
     def _invitation(self, port: int) -> dict[str, Any]:

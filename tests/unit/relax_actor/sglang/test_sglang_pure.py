@@ -16,7 +16,15 @@ from relax_actor.engines.sglang.answers import Span, parse, policy_version, toke
 from relax_actor.engines.sglang.boot import last_word, phases
 from relax_actor.engines.sglang.capabilities import capabilities, version_of
 from relax_actor.engines.sglang.errors import EngineDownError
-from relax_actor.engines.sglang.settings import QUICK_START, Ports, ServerSettings, command, environment
+from relax_actor.engines.sglang.server import START_S
+from relax_actor.engines.sglang.settings import (
+    QUICK_START,
+    Ports,
+    ServerSettings,
+    command,
+    environment,
+    meeting_address,
+)
 from relax_actor.engines.sglang.states import TABLE, EngineState, EngineTrigger, IllegalEngineMoveError
 from relax_actor.engines.sglang.updating import update_mode_of
 from relax_actor.errors import PartialRolloutFormatError
@@ -72,6 +80,18 @@ def test_a_server_gets_its_ports_and_starts_without_weights_and_tokenizer():
     assert (value(words, "--load-format"), value(words, "--weight-version")) == ("dummy", "uninit")
     assert "--skip-tokenizer-init" in words
     assert value(words, "--host") == "127.0.0.1"
+
+
+def test_the_nodes_of_a_server_are_told_where_they_meet():
+    assert not {"--nnodes", "--dist-init-addr"} & set(command(settings(tp=4), PORTS))
+    words = command(settings(tp=4, nodes=2, node=1, meeting=meeting_address("10.0.0.1", 7003)), PORTS)
+    assert (value(words, "--nnodes"), value(words, "--node-rank")) == ("2", "1")
+    assert (value(words, "--dist-init-addr"), value(words, "--tp-size")) == ("10.0.0.1:7003", "4")
+    assert 0 < int(value(words, "--dist-timeout")) < START_S
+    assert meeting_address("fd00::1", 7003) == "[fd00::1]:7003"
+    environ = environment(settings(nodes=2, address="10.0.0.1"), {}, own_python="/py")
+    assert environ["SGLANG_HOST_IP"] == "10.0.0.1"
+    assert "SGLANG_HOST_IP" not in environment(settings(address="10.0.0.1"), {}, own_python="/py")
 
 
 def test_a_server_has_room_for_a_request_more_and_for_what_it_keeps_of_every_request():
