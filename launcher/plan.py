@@ -109,7 +109,7 @@ def plan_json(plan: Plan) -> str:
 
 
 def _actors(config: Config) -> tuple[PlannedActor, ...]:
-    """Say what `relax_actor.app.tree` will start, in that order; building that tree imports transformers."""
+    """Say what `relax_actor.cast.tree` will start, in that order; building that tree imports transformers."""
     workers = config.reward.workers
     return (
         PlannedActor(

@@ -1,9 +1,10 @@
-"""A whole run: which actors there are, what they owe one another, and how it ends.
+"""A whole run: how it begins, goes on and ends.
 
-Read this file for the shape of the system: `tree` says who is in a run, in the order data flows, with a
-function below for each role, whose actor is in `roles/`; `run` says how a run goes. What the actors say to
-one another is in `protocol`. Each part is somewhere else:
+Read this file for the shape of the system: `run` says how a run goes, in the order of its phases. Each part
+is somewhere else:
 
+- `cast`: who is in a run, a function a role, whose actor is in `roles/`
+- `protocol`: what the actors say to one another
 - `homes` and `devices`: on which host each actor is, and on which GPUs
 - `zygote_imports`: what their processes have imported when they are forked
 - `supervision/`: who starts, watches and restarts them
@@ -15,31 +16,21 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypedDict, Unpack
 
-import msgspec
-
 from relax_actor import homes
+from relax_actor.cast import tree
 from relax_actor.config import Config, RolloutConfig
-from relax_actor.data.template import PromptEncoder
-from relax_actor.devices import host_gpus, rollout_gpus, trainer_gpus
-from relax_actor.homes import LoopHosts
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import Outcome, RunControl, watch
 from relax_actor.placement import Placement
 from relax_actor.roles import verdict
 from relax_actor.supervision.hosts import Host
-from relax_actor.supervision.spec import Backoff, ChildSpec, Elastic, Intensity, RestartType, SupervisorSpec
+from relax_actor.supervision.spec import Backoff
 from relax_actor.supervision.supervisor import Supervisor
 from relax_actor.telemetry import EventLog
 from relax_actor.transfer_queue.memory import remove_spilled
 from relax_actor.zygote_imports import zygotes
 
-__all__ = ["Outcome", "OverHosts", "RunControl", "run", "stores", "tree"]
-
-SERVER_START_S = 960.0
-"""How long a rollout with a server may take to be ready; the server itself gives up a little sooner."""
-
-PARTS_START_S = 300.0
-"""How much longer it may take where parts of it are on other hosts, and have to be there first."""
+__all__ = ["Outcome", "OverHosts", "RunControl", "run"]
 
 
 class OverHosts(TypedDict, total=False):
@@ -142,216 +133,3 @@ def _known_better(outcome: Outcome, folder: Path) -> Outcome:
     """Return how a run ended; one that ended in order has failed where an actor left word of that."""
     failure = verdict.find(folder) if outcome.exit_code == 0 else ""
     return Outcome(exit_code=1, reason=failure) if failure else outcome
-
-
-class _Cast(msgspec.Struct, frozen=True, kw_only=True):
-    """What the specs of all roles are made of."""
-
-    config: Config  # with the devices as the actors see them
-    placement: Placement | None
-    hosts: LoopHosts
-    gpus: int  # of this host
-    env: dict[str, str]
-    backoff: Backoff
-
-    @property
-    def rollout_gpus(self) -> tuple[str, ...]:
-        return rollout_gpus(self.config.rollout, self.gpus)
-
-
-def tree(
-    config: Config,
-    *,
-    resume: str = "",
-    placement: Placement | None = None,
-    env: Mapping[str, str] | None = None,
-    backoff: Backoff = Backoff(),  # noqa: B008 - frozen
-) -> SupervisorSpec:
-    """Return the run's supervision tree.
-
-    Args:
-        config: the run's.
-        resume: a checkpoint folder for the first trainer, or empty.
-        placement: where each actor is; None is this host, with its GPUs.
-        env: added to the environment of every actor.
-        backoff: how soon an actor that died is started again.
-
-    Raises:
-        UnplacedError: the placement says nothing of a rollout.
-        SpecError: it puts elsewhere what has to be on the first host, or a replica on too few hosts.
-    """
-    cast = _cast(config, placement, env, backoff)
-    spec = SupervisorSpec(
-        id="run",
-        backoff=backoff,
-        intensity=Intensity(restarts=10, within_s=600.0),
-        auto_shutdown="any",
-        children=(
-            _queue(cast),
-            *_dock(cast),
-            _prompts(cast),
-            _reward(cast),
-            *_stores(cast),
-            _rollouts(cast),
-            _trainer(cast, resume),
-        ),
-    )
-    return spec if placement is None else homes.settled_tree(spec, placement)
-
-
-def _cast(
-    config: Config, placement: Placement | None, env: Mapping[str, str] | None, backoff: Backoff
-) -> _Cast:
-    hosts = LoopHosts()
-    homes.check_replicas(config, placement)
-    if placement is not None:
-        homes.check(placement)
-        config, hosts = homes.on_devices(config, placement), homes.loop_hosts(placement)
-    return _Cast(
-        config=config,
-        placement=placement,
-        hosts=hosts,
-        gpus=host_gpus(),
-        env=dict(env or {}),
-        backoff=backoff,
-    )
-
-
-def _queue(cast: _Cast) -> ChildSpec:
-    """Return who has the samples and knows what became of each: roles/queue.py."""
-    return msgspec.structs.replace(_child(cast, "queue", "TransferQueue"), zygote="default")
-
-
-def _dock(cast: _Cast) -> list[ChildSpec]:
-    """Return who brings rows from host to host, where there are actors that need it: roles/dock.py."""
-    if cast.placement is None or not homes.crosses_hosts(cast.placement):
-        return []
-    return [ChildSpec(id="dock", actor="relax_actor.roles.dock:RowDock", env=cast.env)]
-
-
-def _prompts(cast: _Cast) -> ChildSpec:
-    """Return who puts the prompts that the queue wants: roles/prompts.py."""
-    return _child(cast, "prompts", "Prompts")
-
-
-def _reward(cast: _Cast) -> ChildSpec:
-    """Return who has samples scored: roles/reward.py."""
-    return _child(cast, "reward", "Reward", hosts=cast.hosts, replicas=cast.config.reward.replicas)
-
-
-def _stores(cast: _Cast) -> list[ChildSpec]:
-    """Return who has the policy versions on each host: roles/store.py."""
-    return stores(cast.config, tuple(cast.hosts.stores), stages=bool(cast.rollout_gpus), env=cast.env)
-
-
-def stores(
-    config: Config,
-    hosts: Sequence[str],
-    *,
-    stages: bool = False,
-    env: Mapping[str, str] | None = None,
-) -> list[ChildSpec]:
-    """Return a store for each of several hosts, the trainer's first; one host needs none without GPUs.
-
-    Each stays where it is: what it holds is in that host's memory.
-
-    Args:
-        config: the run's.
-        hosts: their names; empty is this one.
-        stages: whether they bring versions to GPUs.
-        env: added to their environment.
-    """
-    names = tuple(f"store-{index}" for index in range(max(len(hosts), 1)))
-    settings = {
-        "keep": config.dcs.keep,
-        "budget_bytes": config.dcs.budget_bytes,
-        "patience_s": config.dcs.patience_s,
-        "relay": config.dcs.relay,
-    }
-    return [
-        ChildSpec(
-            id=name,
-            actor="relax_actor.roles.store:PolicyStore",
-            args={"chain": names, "stages": stages, **settings},
-            hosts=tuple(hosts[index : index + 1]),
-            env=dict(env or {}),
-            zygote="torch" if stages or config.dcs.relay == "group" else "default",
-        )
-        for index, name in enumerate(names)
-        if len(names) > 1 or stages
-    ]
-
-
-def _rollouts(cast: _Cast) -> SupervisorSpec:
-    """Return who samples, under a supervisor of their own: roles/rollout.py."""
-    rollout = cast.config.rollout
-    stops = PromptEncoder(Path(cast.config.model.path), cast.config.data).stop_token_ids(rollout)
-    replicas = _child(
-        cast, "rollout", "Rollout", stop_token_ids=stops, hosts=cast.hosts, replicas=rollout.replicas
-    )
-    return SupervisorSpec(
-        id="rollouts",
-        backoff=cast.backoff,
-        # A replica that cannot stay up for a minute on average is not bad luck; two of ten may be.
-        intensity=Intensity(restarts=10 * rollout.replicas * rollout.hosts_per_replica, within_s=600.0),
-        # Once that is exceeded the run has failed: starting all of them over would go on for ever.
-        restart=RestartType.TEMPORARY,
-        significant=True,
-        children=(
-            *_parts(cast),  # before the rollouts, which ask them to start
-            msgspec.structs.replace(
-                replicas,
-                always_indexed=True,
-                devices=cast.rollout_gpus,
-                spares=rollout.spares,
-                claims_devices=rollout.spares > 0,
-                elastic=_elastic(cast.config),
-                start_timeout_s=_rollout_start_s(cast.config),
-            ),
-        ),
-    )
-
-
-def _parts(cast: _Cast) -> list[ChildSpec]:
-    """Return what replicas have on their further hosts, if they are spread over several: roles/part.py."""
-    rollout = cast.config.rollout
-    count = rollout.replicas * (rollout.hosts_per_replica - 1)
-    parts = [_child(cast, homes.PART, "Part", replicas=count)] if count else []
-    return [msgspec.structs.replace(part, always_indexed=True) for part in parts]
-
-
-def _elastic(config: Config) -> Elastic | None:
-    rollout = config.rollout
-    if rollout.hosts_per_replica > 1:  # the number of parts would have to change with that of rollouts
-        return None
-    return Elastic(least=rollout.min_replicas, most=rollout.max_replicas or None, drain_s=config.run.grace_s)
-
-
-def _rollout_start_s(config: Config) -> float:
-    """Return how long a rollout may take to start, its wait for a turn on the GPU included."""
-    starts_s = SERVER_START_S if config.rollout.engine == "sglang" else 120.0
-    starts_s += PARTS_START_S if config.rollout.hosts_per_replica > 1 else 0.0
-    return starts_s + (config.train.lease_s if config.run.colocate else 0.0)
-
-
-def _trainer(cast: _Cast, resume: str) -> ChildSpec:
-    """Return who learns from the samples and publishes policy versions: roles/trainer.py."""
-    return msgspec.structs.replace(
-        _child(cast, "trainer", "Trainer", resume=resume),
-        restart=RestartType.TRANSIENT,
-        significant=True,  # the run ends when training does
-        shutdown_s=cast.config.run.grace_s,
-        devices=trainer_gpus(cast.config.train.device, cast.gpus),
-    )
-
-
-def _child(cast: _Cast, role: str, actor: str, *, replicas: int = 1, **args: object) -> ChildSpec:
-    """Return the spec of a role's actors; every role's constructor takes the configuration."""
-    return ChildSpec(
-        id=role,
-        actor=f"relax_actor.roles.{role}:{actor}",
-        args={"config": cast.config, **args},
-        replicas=replicas,
-        zygote="torch",
-        env=cast.env,
-    )

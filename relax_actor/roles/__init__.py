@@ -1,1 +1,1 @@
-"""The actors of a run: prompts, queue, rollout, reward, trainer. They meet in `relax_actor.app` only."""
+"""The actors of a run: prompts, queue, rollout, reward, trainer. They meet in `relax_actor.cast` only."""

@@ -23,7 +23,7 @@ from sample_actors import Counter, Relay
 from supervised_actors import Rank, Worker
 from watching import QUICK, ended_at, events_of, eventually, is_dead
 
-from relax_actor import ChildSpec, Supervisor, SupervisorSpec, app
+from relax_actor import ChildSpec, Supervisor, SupervisorSpec, cast
 from relax_actor.actor.page import PageView
 from relax_actor.config import Config, DataConfig, DcsConfig, ModelConfig
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
@@ -453,7 +453,7 @@ def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_th
     dcs = DcsConfig(patience_s=1.0, relay=relay)
     config = Config(model=ModelConfig(path="unused"), data=DataConfig(path="unused"), dcs=dcs)
     zygotes = {"default": (), "torch": ("torch.distributed",)}
-    stores, run_id = app.stores(config, ["a", "b"]), secrets.token_hex(4)
+    stores, run_id = cast.stores(config, ["a", "b"]), secrets.token_hex(4)
     here, there = (ShmSpace(run_id, host.shm_root) for host in hosts)
     receiver = PolicyReceiver(there)
     with (

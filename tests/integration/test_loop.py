@@ -11,7 +11,7 @@ from loop_run import (
     assert_trained_in_order,
 )
 
-from relax_actor import Supervisor, app, zygote_imports
+from relax_actor import Supervisor, cast, zygote_imports
 from relax_actor.app import RunControl
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace, parse_name
@@ -125,7 +125,7 @@ def test_everything_lies_where_the_shared_memory_of_the_host_is(run_loop, tmp_pa
     owners = {memory: set(), samples: set()}
 
     with Supervisor(
-        app.tree(config), run_dir=folder, zygotes=zygote_imports.zygotes(config), shm_root=str(memory)
+        cast.tree(config), run_dir=folder, zygotes=zygote_imports.zygotes(config), shm_root=str(memory)
     ) as tree:
         ends_s = time.monotonic() + 60
         while (finished := tree.wait(0.02)) is None:

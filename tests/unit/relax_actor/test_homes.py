@@ -2,7 +2,7 @@
 
 import pytest
 
-from relax_actor import app, homes
+from relax_actor import cast, homes
 from relax_actor.config import Config, DataConfig, ModelConfig, RewardConfig, RolloutConfig
 from relax_actor.homes import LoopHosts
 from relax_actor.placement import Placement, Seat, UnplacedError
@@ -177,7 +177,7 @@ def test_the_tree_of_a_run_over_hosts_has_everybody_at_home(tiny_model):
         data=DataConfig(path=str(tiny_model.rows(4))),
         rollout=RolloutConfig(replicas=2),
     )
-    spec = app.tree(base, placement=placement(seat("rollout/0", "a"), seat("rollout/1", "b")))
+    spec = cast.tree(base, placement=placement(seat("rollout/0", "a"), seat("rollout/1", "b")))
     validate(spec)
     where = {child.id: tuple(home.host for home in child.homes) or child.hosts for child in leaves(spec)}
     assert where == {
@@ -190,7 +190,7 @@ def test_the_tree_of_a_run_over_hosts_has_everybody_at_home(tiny_model):
         "rollout": ("a", "b"),
         "trainer": ("a",),
     }
-    assert "dock" not in {child.id for child in leaves(app.tree(base))}
+    assert "dock" not in {child.id for child in leaves(cast.tree(base))}
 
 
 def test_the_tree_of_replicas_over_hosts_starts_their_parts_first(tiny_model):
@@ -201,7 +201,7 @@ def test_the_tree_of_replicas_over_hosts_starts_their_parts_first(tiny_model):
     )
     seats = (seat("rollout/0", "a", "0", "1"), seat("part/0", "b", "0", "1"))
     seats += (seat("rollout/1", "c", "0", "1"), seat("part/1", "a", "2", "3"))
-    spec = app.tree(base, placement=placement(*seats))
+    spec = cast.tree(base, placement=placement(*seats))
     validate(spec)
     (group,) = [child for child in spec.children if child.id == "rollouts"]
     parts, rollout = group.children
@@ -210,7 +210,7 @@ def test_the_tree_of_replicas_over_hosts_starts_their_parts_first(tiny_model):
     assert [home.devices for home in parts.homes] == [("0", "1"), ("2", "3")]
     assert group.intensity.restarts == 40
     with pytest.raises(SpecError, match="there is one host"):
-        app.tree(base)
+        cast.tree(base)
 
 
 def leaves(spec):
