@@ -1,8 +1,8 @@
 """The thin shell round `policy.TreePolicy`: facts in, commands out, in the courier's loop thread.
 
-It holds no opinion: the policy decides what is started, stopped and restarted; the node agent does it.
-What the shell adds is telling every actor who is up and who is gone (`directory`), and writing it all down
-(`chronicle`).
+It holds no opinion: the policy decides what is started, stopped and restarted; `executor` gives the orders,
+and the node agents do it. What the shell adds is telling every actor who is up and who is gone
+(`directory`), and writing it all down (`chronicle`).
 """
 
 import logging
@@ -17,30 +17,27 @@ from relax_actor.actor.courier import Courier
 from relax_actor.actor.ref import Ref
 from relax_actor.actor.wire import NodeConfig, PeerGone, Record
 from relax_actor.supervision import commands, events
-from relax_actor.supervision.births import spawn_record
 from relax_actor.supervision.chronicle import Chronicle
 from relax_actor.supervision.classify import classify, last_line
-from relax_actor.supervision.directory import Directory, identity_of
+from relax_actor.supervision.directory import Directory
+from relax_actor.supervision.executor import Executor
 from relax_actor.supervision.fleet import Fleet
 from relax_actor.supervision.homeless import Homeless
 from relax_actor.supervision.hook import Hook, HookRunner
-from relax_actor.supervision.meetings import Meetings
 from relax_actor.supervision.monitor import MonitorHub, Phase
 from relax_actor.supervision.orders import Orders
 from relax_actor.supervision.policy import TreePolicy
 from relax_actor.supervision.roster import ReadyWord, Roster
 from relax_actor.supervision.sights import Sights
-from relax_actor.supervision.site import Key, Place
-from relax_actor.supervision.spec import ChildSpec
+from relax_actor.supervision.site import Key
 from relax_actor.telemetry import EventLog
-from transport import codec
 from transport.control import Frames
 
 log = logging.getLogger(__name__)
 
 
 class TreeShell:
-    """Carries out one tree's commands. Every method runs in the courier's loop thread.
+    """Takes one tree's facts. Every method runs in the courier's loop thread.
 
     Args:
         policy: who decides.
@@ -63,10 +60,9 @@ class TreeShell:
         self._policy, self._fleet = policy, fleet
         self._chronicle, self._on_change = Chronicle(config, fleet, events_log), on_change
         self._courier: Courier
-        self._meetings: Meetings
         self._sights: Sights
         self._directory: Directory
-        self._timers: dict[str, Any] = {}
+        self._executor: Executor
         self._roster = Roster()
         self._orders = Orders(policy, self.handle)
         self._hook = HookRunner(hook, self._ref, self._hook_answered) if hook else None
@@ -79,8 +75,17 @@ class TreeShell:
         """Start the node agents; the tree starts when all have joined."""
         self._courier = courier
         self._directory = Directory(courier, self._fleet.host_of)
-        self._meetings = Meetings(lambda key, record: courier.say(identity_of(*key), record))
         self._sights = Sights(self._fleet.ask_host, courier.say)
+        self._executor = Executor(
+            courier,
+            self.handle,
+            fleet=self._fleet,
+            roster=self._roster,
+            directory=self._directory,
+            chronicle=self._chronicle,
+            monitors=self.monitors,
+            homeless=self.homeless,
+        )
         self._chronicle.tree("tree_started", self._policy.snapshot())
         self._fleet.start(self, courier)
 
@@ -142,9 +147,6 @@ class TreeShell:
             case _:
                 log.warning("unexpected %s from a node agent", type(record).__name__)
 
-    def _say_agent(self, record: wire.Kill) -> None:
-        self._fleet.say((record.name, record.incarnation), record)
-
     # -- records heard --------------------------------------------------------------------------
 
     def heard(self, peer: bytes, record: Record, _frames: Frames) -> None:
@@ -173,7 +175,7 @@ class TreeShell:
             case wire.Order():
                 self._courier.say(peer, self._orders.take(record))
             case wire.Meeting():
-                self._meetings.opened(record)
+                self._executor.meetings.opened(record)
             case wire.Released():
                 name, incarnation, epoch = record.name, record.incarnation, record.epoch
                 self.handle(events.Released(name=name, incarnation=incarnation, epoch=epoch))
@@ -252,86 +254,15 @@ class TreeShell:
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Spawn() | commands.SpawnSpare() | commands.Promote():
-                self._bring_up(command)
-            case commands.Stop():
-                self._stop(command)
-            case commands.Kill():
-                self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
-            case commands.GangAbort():
-                self._meetings.abort(command)
-                order = wire.GangAbort(epoch=command.epoch, reason=command.reason)
-                self._courier.say(identity_of(command.name, command.incarnation), order)
-            case commands.Regroup():
-                self._meetings.regroup(command)
-            case commands.SetTimer() | commands.CancelTimer():
-                self._set_timer(command)
             case commands.Report():
                 self._report(command)
-            case commands.Consult() if self._hook is not None:
-                self._hook.ask(command)
+            case commands.Consult():
+                if self._hook is not None:
+                    self._hook.ask(command)
             case commands.Finished():
                 self.finished = command
-
-    def _bring_up(self, command: commands.Spawn | commands.SpawnSpare | commands.Promote) -> None:
-        match command:
-            case commands.Spawn():
-                self._spawn((command.name, command.incarnation), command.spec, command.replica)
-            case commands.SpawnSpare():
-                self._spawn((command.name, 1), command.spec, 0, is_spare=True)
             case _:
-                self._promote(command)
-
-    def _spawn(self, key: Key, spec: ChildSpec, replica: int, *, is_spare: bool = False) -> None:
-        arguments = codec.pack(spec.args)
-        home = self._fleet.place(key, spec, replica)
-
-        def spawn(site: Place) -> None:
-            record = spawn_record(key, spec, home, site, is_spare=is_spare)
-            self._directory.placed(key, record.address)
-            self._fleet.say(key, record, arguments)
-            self._found_host(key)
-
-        if absence := self._fleet.absence(home.host):
-            self.homeless.wait(key[0], home.host, absence)
-            waits = events.AwaitsHost(name=key[0], incarnation=key[1], host=home.host)
-            self._courier.loop.call_soon(self.handle, waits)
-        self._fleet.when_joined(key, spawn)
-
-    def _found_host(self, key: Key) -> None:
-        if self.homeless.settle(key[0]):
-            self._courier.loop.call_soon(self.handle, events.HostFound(name=key[0], incarnation=key[1]))
-
-    def _promote(self, command: commands.Promote) -> None:
-        spare, key = (command.spare, 1), (command.name, command.incarnation)
-        born = self._roster.promoted(spare, key)
-        self._directory.renamed(spare, key)
-        self._fleet.renamed(spare, key)
-        self._chronicle.promoted(spare, born)
-        record = wire.Promote(spare=command.spare, name=command.name, incarnation=command.incarnation)
-        self._fleet.say(key, record)
-        self._courier.say(identity_of(*spare), record)
-        self.monitors.note(Phase.UP, *key)
-
-    def _stop(self, command: commands.Stop) -> None:
-        key = command.name, command.incarnation
-        self._roster.told_to_stop.add(key)
-        if key in self._roster.ready:
-            why = "it leaves" if command.drain_s else "its supervisor stops it"
-            self._courier.say(identity_of(*key), wire.Stop(reason=why, drain_s=command.drain_s))
-        else:  # still in its constructor: it owns nothing yet that it could clean up
-            self._say_agent(wire.Kill(name=command.name, incarnation=command.incarnation))
-
-    def _set_timer(self, command: commands.SetTimer | commands.CancelTimer) -> None:
-        name = command.timer
-        if isinstance(command, commands.SetTimer):
-            self._timers[name] = self._courier.loop.call_later(command.delay_s, self._fire, name)
-        elif (timer := self._timers.pop(name, None)) is not None:
-            timer.cancel()
-
-    def _fire(self, timer: str) -> None:
-        if self._timers.pop(timer, None) is not None:
-            self.handle(events.TimerFired(timer=timer))
+                self._executor.carry_out(command)
 
     def _report(self, report: commands.Report) -> None:
         root_is_up = report.kind is commands.ReportKind.SUPERVISOR_READY
