@@ -296,11 +296,11 @@ def test_a_server_that_cuts_off_again_and_again_is_given_up(play):
     ],
 )
 def test_what_can_never_be_sampled_does_not_reach_the_server(engine, bad, says):
-    asked = engine._client.get("/asked", deadline_s=5).count("/generate")
+    asked = engine._life.client.get("/asked", deadline_s=5).count("/generate")
     with pytest.raises(RequestError, match=says):
         engine.submit([request(), bad])
     assert engine.in_flight == 0
-    assert engine._client.get("/asked", deadline_s=5).count("/generate") == asked
+    assert engine._life.client.get("/asked", deadline_s=5).count("/generate") == asked
 
 
 def test_what_the_cache_cannot_hold_does_not_reach_the_server(play):

@@ -49,7 +49,7 @@ def greedy(engine: SglangEngine) -> dict[int, tuple[list[int], np.ndarray]]:
 
 
 def processes(engine: SglangEngine) -> dict[str, psutil.Process]:
-    main = psutil.Process(engine._server.pid)
+    main = psutil.Process(engine._life._server.pid)
     return {MAIN: main} | {each.cmdline()[0]: each for each in main.children(recursive=True)}
 
 

@@ -89,4 +89,5 @@ def renew(engine: SglangEngine, *, slots: int, **generation: Any) -> None:
     for part in (engine._generation, samples):
         part._settings = msgspec.structs.replace(part._settings, **generation)
     engine._settings = msgspec.structs.replace(engine._settings, slots=slots)
-    engine._state, engine._version, engine._lowest_version = EngineState.UNSYNCED, None, 0
+    engine._life._state = EngineState.UNSYNCED
+    engine._version, engine._lowest_version = None, 0

@@ -2,38 +2,31 @@
 
 The server samples by itself; `step` hands over what has finished and returns at once. Any doubt about the
 server or its weights ends the engine: the server is killed, every call raises, and the actor with it is
-started anew (see `states`).
+started anew (see `life`).
 """
 
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import EngineNotReadyError, RequestError
 from relax_actor.engines.running import admitted, check_token_ids
 from relax_actor.engines.sglang.around import Surroundings
-from relax_actor.engines.sglang.capabilities import Capabilities
-from relax_actor.engines.sglang.client import Client
-from relax_actor.engines.sglang.errors import DeadlineError, EngineDownError, ServerError, ServerGoneError
+from relax_actor.engines.sglang.errors import DeadlineError, ServerError, ServerGoneError
 from relax_actor.engines.sglang.generation import Generation
-from relax_actor.engines.sglang.health import Health, ask_for_a_token
+from relax_actor.engines.sglang.health import Health
+from relax_actor.engines.sglang.life import Life
 from relax_actor.engines.sglang.requests import GenerationSettings
-from relax_actor.engines.sglang.server import START_S, Server
 from relax_actor.engines.sglang.settings import SPARE_TOKENS, ServerSettings
-from relax_actor.engines.sglang.states import EngineState, EngineTrigger, move
-from relax_actor.engines.sglang.updating import Collected, MakeUpdater, update_mode_of
+from relax_actor.engines.sglang.states import EngineState, EngineTrigger
+from relax_actor.engines.sglang.updating import MakeUpdater, Update, known, update_mode_of
 from relax_actor.engines.sglang.weights import MemoryTag, ServerMemory, UpdateMode
 from relax_actor.errors import RelaxError
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-LAST_WORDS_S = 0.5
-"""How long a closed connection waits for the word of which process has died."""
 
 
 class SglangEngine:
@@ -71,43 +64,35 @@ class SglangEngine:
     ) -> None:
         self._settings, self._vocabulary, self._around = server, vocabulary, around
         self._names = names
-        self._state = EngineState.DOWN
-        self._down_reason, self._death = "", ""
-        self._has_died = threading.Event()
         self._version: PolicyVersion | None = None
         self._lowest_version = PolicyVersion(0)
-        self._server = Server(server, log, remember=around.remember)
-        self._client = Client(self._server.url)
-        self._move(EngineTrigger.START)
-        try:
-            self.capabilities = self._start()
+        self._life = Life(server, log, around)
+        client = self._life.client
+        with self._life.starting() as self.capabilities:
             self._mode = update_mode_of(update_mode, self.capabilities)
             self._generation = Generation(
-                self._client,
+                client,
                 generation,
                 spans=self.capabilities.version_spans,
                 late_by_a_step=self._mode is not UpdateMode.RETRACT,
                 on_ready=around.wake,
             )
-            self._health = Health(self._client, every_s=health_s, on_ready=around.wake)
-            self._updater = make_updater(self._client, self.capabilities)
-            self._memory = ServerMemory(self._client, is_supported=self.capabilities.memory_saver)
-        except BaseException:
-            self._kill()
-            raise
-        self._move(EngineTrigger.UP)
+            self._health = Health(client, every_s=health_s, on_ready=around.wake)
+            self._updater = make_updater(client, self.capabilities)
+            self._life.owns(self._updater.close)
+            self._memory = ServerMemory(client, is_supported=self.capabilities.memory_saver)
 
     # -- what it is --------------------------------------------------------------------------------
 
     @property
     def state(self) -> EngineState:
         """Where the server and its weights are."""
-        return self._state
+        return self._life.state
 
     @property
     def version(self) -> PolicyVersion | None:
         """The installed policy version; None where none is, or the engine is down."""
-        return self._version if self._state is EngineState.READY else None
+        return self._version if self.state is EngineState.READY else None
 
     @property
     def free_slots(self) -> int:
@@ -148,14 +133,14 @@ class SglangEngine:
         """
         if version < self._lowest_version:
             raise ValueError(f"policy version {version} is lower than {self._lowest_version}")
-        self._check_up()
-        self._move(EngineTrigger.UPDATE)
+        self._life.check_up()
+        self._life.move(EngineTrigger.UPDATE)
         try:
             self._update(version, weights)
         except BaseException as error:
             if self._updater.is_torn or isinstance(error, ServerGoneError | DeadlineError | ServerError):
-                self._fail(error)
-            self._move(EngineTrigger.UNTOUCHED)
+                self._life.fail(error)
+            self._life.move(EngineTrigger.UNTOUCHED)
             raise
 
     def weights(self, names: Iterable[str]) -> "Iterator[tuple[str, Tensor]]":  # noqa: ARG002 - of all engines
@@ -168,8 +153,8 @@ class SglangEngine:
 
     def invalidate(self) -> None:
         """Take the installed weights for torn."""
-        self._check_up()
-        self._move(EngineTrigger.INVALID)
+        self._life.check_up()
+        self._life.move(EngineTrigger.INVALID)
 
     def sleep(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> bool:
         """Give GPU memory to somebody else; there is no version until `wake` and the next install.
@@ -186,16 +171,16 @@ class SglangEngine:
             ValueError: requests are in flight, or the server has no memory saver; nothing has changed.
             SglangUpdateError: it failed. The engine is down.
         """
-        self._check_up()
+        self._life.check_up()
         if self.in_flight:
             raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
         frees = self.capabilities.memory_saver or self.capabilities.device != "cpu"
-        with self._failing():
+        with self._life.failing():
             self._health.settle()
             if frees:
                 self._memory.release(tags, in_flight=0)
-        if self._state is not EngineState.ASLEEP:
-            self._move(EngineTrigger.SLEEP)
+        if self.state is not EngineState.ASLEEP:
+            self._life.move(EngineTrigger.SLEEP)
         return frees
 
     def wake(self, tags: Iterable[MemoryTag] = tuple(MemoryTag)) -> None:
@@ -207,11 +192,11 @@ class SglangEngine:
         Raises:
             SglangUpdateError: it failed. The engine is down.
         """
-        self._check_up()
-        with self._failing():
+        self._life.check_up()
+        with self._life.failing():
             self._memory.resume(tags)
-        if self._state is EngineState.ASLEEP and not self._memory.released:
-            self._move(EngineTrigger.WAKE)
+        if self.state is EngineState.ASLEEP and not self._memory.released:
+            self._life.move(EngineTrigger.WAKE)
             self._health.ask_now()
 
     # -- samples -------------------------------------------------------------------------------------
@@ -249,7 +234,7 @@ class SglangEngine:
             finished = self._generation.take(version)
             self._look_after()
         except (RelaxError, ArithmeticError) as error:
-            self._fail(error)
+            self._life.fail(error)
         return finished
 
     def check(self) -> None:
@@ -258,11 +243,11 @@ class SglangEngine:
         Raises:
             Exception: it does not. The engine is down.
         """
-        self._check_up()
+        self._life.check_up()
         try:
             self._look_after()
         except RelaxError as error:
-            self._fail(error)
+            self._life.fail(error)
 
     def refused(self) -> list[RequestError]:
         """Return what the server would not sample."""
@@ -270,7 +255,7 @@ class SglangEngine:
 
     def lengths(self) -> dict[tuple[GroupId, SampleIndex], int]:
         """Return how many tokens every request in flight is known to have."""
-        with self._failing():
+        with self._life.failing():
             return self._generation.lengths()
 
     def peek(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
@@ -278,147 +263,38 @@ class SglangEngine:
 
         A token that came first after an update may be said to be of the version before.
         """
-        with self._failing():
+        with self._life.failing():
             return self._generation.peek(keys)
 
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
         """Stop requests; return their tokens so far. Waits for the server to bring them."""
-        with self._failing():
+        with self._life.failing():
             return self._generation.abort(keys)
 
     def close(self) -> None:
         """Kill the server. Idempotent."""
-        self._go_down("it was closed")
+        self._life.end("it was closed")
 
-    # -- the server ----------------------------------------------------------------------------------
+    # -- parts ---------------------------------------------------------------------------------------
 
-    def _start(self) -> Capabilities:
-        found = self._server.await_serving(self._client, progress=self._around.progress)
-        self._server.watch(self._died)
-        since = time.monotonic()
-        # With weights that mean nothing; whatever compiles at the first token has been compiled then.
-        ask_for_a_token(self._client, deadline_s=START_S).result()
-        took = self._server.phases() | {"first_token": round(time.monotonic() - since, 2)}
-        self._around.emit(
-            "engine_started",
-            seconds=round(time.time() - self._server.started_at, 3),
-            phases=took,
-            sglang=".".join(map(str, found.version)),
-            server_pid=self._server.pid,
-            url=self._server.url,
-            tp=found.tp,
-            device=found.device,
-            log=self._server.log.name,
-        )
-        return found
-
-    def _died(self, what: str) -> None:
-        """Learn, in another thread, that a process of the server has ended."""
-        self._death = what
-        self._has_died.set()
-        self._client.fail(ServerGoneError(what))
-        self._around.gone(what)
-        self._around.wake()
+    def _update(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
+        update = Update(self._generation, self._mode)
+        update.replace(self._updater, version, known(weights, self._names))
+        self._life.move(EngineTrigger.WHOLE)
+        self._version = self._lowest_version = version
+        took = update.resume(version)
+        self._health.ask_now()
+        self._around.emit("engine_updated", version=version, **took)
 
     def _look_after(self) -> None:
-        if self._has_died.is_set():
-            raise ServerGoneError(self._death)
-        if self._state is EngineState.ASLEEP:  # it has nothing to compute a token with
+        self._life.check_alive()
+        if self.state is EngineState.ASLEEP:  # it has nothing to compute a token with
             return
         if self._health.look(self._generation.progress):
             self._around.progress(f"SGLang has answered {self._generation.progress} times")
 
-    def _update(self, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]") -> None:
-        collected = Collected(self._generation, self._mode)
-        report = self._updater.update(
-            version, self._known(weights), mode=self._mode, on_pause=collected.collect
-        )
-        self._move(EngineTrigger.WHOLE)
-        self._version = self._lowest_version = version
-        replayed, read = self._generation.resume(version), self._generation.prompts_read()
-        self._health.ask_now()
-        self._around.emit(
-            "engine_updated",
-            version=version,
-            mode=report.mode,
-            route=report.route,
-            seconds=report.seconds,
-            stopped_s=round(collected.stopped_s or report.paused_s, 4),
-            nbytes=report.nbytes,
-            buckets=report.buckets,
-            checksum_s=report.checksum_s,
-            in_flight=self.in_flight,
-            aborted=collected.samples,
-            replayed_tokens=replayed,
-            prompt_tokens=read.tokens,
-            cached_tokens=read.cached,
-        )
-
-    def _known(self, weights: "Iterable[tuple[str, Tensor]]") -> "Iterator[tuple[str, Tensor]]":
-        for name, tensor in weights:
-            if self._names and name not in self._names:
-                raise KeyError(f"the model has no weight `{name}`")
-            yield name, tensor
-
-    # -- its end -------------------------------------------------------------------------------------
-
     def _ready_version(self) -> PolicyVersion:
-        self._check_up()
-        if self._state is not EngineState.READY or self._version is None:
+        self._life.check_up()
+        if self.version is None:
             raise EngineNotReadyError
-        return self._version
-
-    def _check_up(self) -> None:
-        if self._state is EngineState.DOWN:
-            raise EngineDownError(self._down_reason)
-
-    def _failing(self) -> "_Failing":
-        return _Failing(self._fail)
-
-    def _fail(self, error: BaseException) -> NoReturn:
-        """Go down, and say why: by the name of the process that died, where one did."""
-        died = any(isinstance(each, ServerGoneError) for each in _causes(error))
-        if died and self._has_died.wait(LAST_WORDS_S):
-            self._go_down(self._death)
-            raise ServerGoneError(self._death) from error
-        self._go_down(str(error).partition("\n")[0])
-        raise error
-
-    def _go_down(self, reason: str) -> None:
-        if self._state is EngineState.DOWN:
-            return
-        self._down_reason = reason
-        self._move(EngineTrigger.DOUBT)
-        self._kill()
-
-    def _kill(self) -> None:
-        self._client.fail(ServerGoneError(self._down_reason or "the server did not come up"))
-        self._around.closing()
-        self._server.kill()
-        if hasattr(self, "_updater"):
-            self._updater.close()
-        self._client.close()
-
-    def _move(self, trigger: EngineTrigger) -> None:
-        self._state = move(self._state, trigger)
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
-
-
-class _Failing:
-    """Takes the engine down with an error of a block."""
-
-    def __init__(self, fail: Callable[[BaseException], NoReturn]) -> None:
-        self._fail = fail
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RelaxError) and not isinstance(error, EngineNotReadyError):
-            self._fail(error)
+        return self.version

@@ -1,8 +1,8 @@
 """How new weights get into a server: by whom, in which mode, and which requests are cut off meanwhile."""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 from relax_actor.engines.sglang.capabilities import Capabilities
 from relax_actor.engines.sglang.client import Client
@@ -42,24 +42,70 @@ class WeightUpdater(Protocol):
 MakeUpdater = Callable[[Client, Capabilities], WeightUpdater]
 
 
-class Collected:
-    """The requests that an update has cut off; none, where they stay in the server."""
+class Update:
+    """One replacing of a server's weights, and what becomes of the requests meanwhile.
+
+    Args:
+        generation: has the requests.
+        mode: whether they stay in the server, or are cut off and sent again.
+    """
 
     def __init__(self, generation: Generation, mode: UpdateMode) -> None:
         self._generation, self._mode = generation, mode
         self._since: float | None = None
-        self.samples = 0
+        self._aborted = 0
+        self._report: UpdateReport
 
-    def collect(self) -> None:
-        """Cut them off, if this is such an update."""
+    def replace(
+        self, updater: WeightUpdater, version: PolicyVersion, weights: "Iterable[tuple[str, Tensor]]"
+    ) -> None:
+        """Bring the weights in, cutting requests off right before, if this is such an update."""
+        self._report = updater.update(version, weights, mode=self._mode, on_pause=self._collect)
+
+    def resume(self, version: PolicyVersion) -> dict[str, Any]:
+        """Have the requests go on; return what the update took, as the fields of its event."""
+        report = self._report
+        replayed, read = self._generation.resume(version), self._generation.prompts_read()
+        return {
+            "mode": report.mode,
+            "route": report.route,
+            "seconds": report.seconds,
+            "stopped_s": round(self._stopped_s or report.paused_s, 4),
+            "nbytes": report.nbytes,
+            "buckets": report.buckets,
+            "checksum_s": report.checksum_s,
+            "in_flight": len(self._generation.keys),
+            "aborted": self._aborted,
+            "replayed_tokens": replayed,
+            "prompt_tokens": read.tokens,
+            "cached_tokens": read.cached,
+        }
+
+    def _collect(self) -> None:
         if self._mode is UpdateMode.ABORT:
             self._since = time.monotonic()
-            self.samples = self._generation.collect()
+            self._aborted = self._generation.collect()
 
     @property
-    def stopped_s(self) -> float:
+    def _stopped_s(self) -> float:
         """How long nothing has been sampled."""
         return 0.0 if self._since is None else time.monotonic() - self._since
+
+
+def known(weights: "Iterable[tuple[str, Tensor]]", names: frozenset[str]) -> "Iterator[tuple[str, Tensor]]":
+    """Pass weights on, as far as the model has them.
+
+    Args:
+        weights: by name.
+        names: of all weights of the model; empty: not known, and none is refused.
+
+    Raises:
+        KeyError: it does not have one.
+    """
+    for name, tensor in weights:
+        if names and name not in names:
+            raise KeyError(f"the model has no weight `{name}`")
+        yield name, tensor
 
 
 def update_mode_of(setting: str, found: Capabilities) -> UpdateMode:
