@@ -183,7 +183,8 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     frozen: tuple[str, ...] = ()
     """Regular expressions of parameter names that are not trained."""
     deterministic: bool = False
-    """The same updates, bit for bit, on a GPU too: by torch's deterministic algorithms, which are slower."""
+    """The same updates, bit for bit, on a GPU too: by torch's deterministic algorithms, which are slower; an
+    operation that has none ends the run, and is named."""
     threads: int = 1
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 writes one at the end only."""
