@@ -36,9 +36,7 @@ __all__ = ["Outcome", "OverHosts", "RunControl", "run"]
 class OverHosts(TypedDict, total=False):
     """What a run over several hosts says of them; the defaults are those of `Supervisor`."""
 
-    hosts: Sequence[
-        Host
-    ]  # where actors run, the first that of the trainer and the rows; none is this machine
+    hosts: Sequence[Host]  # where actors run, the trainer and the rows on the first; none is this machine
     address: str  # where the other hosts reach this program
     lease: LeaseTerms  # how long a host that does not answer is believed in
     join_timeout_s: float  # how long all hosts together may take to be there
