@@ -186,18 +186,18 @@ class Killer:
 
 def unfinished(journal: Path) -> dict[int, int]:
     """Return how many samples of each training prompt the victim holds and has not finished."""
-    from relax_actor.transfer_queue import records  # noqa: PLC0415 - as above
+    from relax_actor.transfer_queue import events  # noqa: PLC0415 - as above
     from relax_actor.transfer_queue.journal import read  # noqa: PLC0415
 
     open_leases: dict[int, tuple[int, set[int]]] = {}
     for event in read(journal):
-        if isinstance(event, records.PromptLeased) and event.holder.name == VICTIM and event.group_id >= 0:
+        if isinstance(event, events.PromptLeased) and event.holder.name == VICTIM and event.group_id >= 0:
             open_leases[event.lease_id] = event.group_id, set(event.rows)
-        elif isinstance(event, records.SamplesPut):
+        elif isinstance(event, events.SamplesPut):
             for sample in event.samples:
                 if sample.lease_id in open_leases:
                     open_leases[sample.lease_id][1].discard(sample.sample_index)
-        elif isinstance(event, records.LeaseEnded):
+        elif isinstance(event, events.LeaseEnded):
             open_leases.pop(event.lease_id, None)
     return {group: len(rows) for group, rows in open_leases.values() if rows}
 
@@ -244,10 +244,10 @@ def _published(run: Killer, before: float) -> int:
 
 
 def _first_prompt(run: Killer, incarnation: int) -> float | None:
-    from relax_actor.transfer_queue import records  # noqa: PLC0415 - as above
+    from relax_actor.transfer_queue import events  # noqa: PLC0415 - as above
     from relax_actor.transfer_queue.journal import read  # noqa: PLC0415
 
-    leases = (event for event in read(run.journal) if isinstance(event, records.PromptLeased))
+    leases = (event for event in read(run.journal) if isinstance(event, events.PromptLeased))
     holder = (VICTIM, incarnation)
     return next(
         (each.since_s for each in leases if (each.holder.name, each.holder.incarnation) == holder), None

@@ -16,7 +16,8 @@
  5. A grandchild in a session of its own outlives its actor.
     processes: test_a_descendant_in_a_session_of_its_own_dies_with_its_actor
  6. A call to a stopped actor costs more than its deadline.
-    calls: test_waiting_costs_the_deadline_to_within_its_bucket
+    calls: test_no_call_ends_before_its_deadline
+    calls: test_a_sender_without_credit_waits_within_its_deadline
  7. An exception that is huge, recursive, or cannot be sent or imported, kills the actor or says nothing.
     calls: test_no_exception_is_too_strange_to_be_told
  8. A constructor that raises is tried for ever.

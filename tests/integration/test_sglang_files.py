@@ -7,15 +7,14 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from left_behind import LeftBehind
+from watching import ended_after, eventually
 
 from relax_actor.engines.sglang.server_files import COMPILED, SHARED_MEMORY, ServerFiles
 
-DEADLINE_S = 20.0
 SERVER = """
     import os, sys, tempfile
     from pathlib import Path
@@ -83,13 +82,6 @@ def play():
     made.end()
 
 
-def eventually(condition) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("how", ["self", "child"])
 def test_a_file_is_told_while_its_maker_lives_and_goes_with_it(play, how):
     for _ in range(2):  # whenever it comes
@@ -151,18 +143,20 @@ def test_the_environment_keeps_what_is_compiled_and_its_first_variable(play):
 def test_what_the_tests_with_sglang_demand_is_there_after_an_end_in_order_only():
     """`LeftBehind`: a semaphore and a temporary file, of a process that is killed with who clears away."""
     left_behind = LeftBehind()
-    in_order, killed = (
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(SEMAPHORE)], stdin=subprocess.PIPE, start_new_session=True
-        )
-        for _ in range(2)
-    )
-    eventually(lambda: len(left_behind.files) == 2)
-    assert len(left_behind.left()) == 8  # each has a process for its semaphore
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    in_order.communicate()
-    eventually(lambda: len(left_behind.left()) == 2)
-    left = left_behind.close(settle_s=0.0)
+    try:
+        in_order, killed = (semaphore_play() for _ in range(2))
+        with ended_after(in_order), ended_after(killed):
+            eventually(lambda: len(left_behind.left()) == 8)  # each has a process for its semaphore
+            os.killpg(killed.pid, signal.SIGKILL)
+            killed.communicate()
+            in_order.communicate()
+            eventually(lambda: len(left_behind.left()) == 2)
+    finally:
+        left = left_behind.close(settle_s=0.0)
     assert {Path(each).name[:3] for each in left} == {"sem", "tmp"}
     assert not [each for each in left if Path(each).exists()]
+
+
+def semaphore_play() -> subprocess.Popen:
+    command = [sys.executable, "-c", textwrap.dedent(SEMAPHORE)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
