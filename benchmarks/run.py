@@ -1,5 +1,6 @@
 """`make bench`: prepare the demo's model, then run every benchmark; results go to benchmarks/results/."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ COMMANDS = (
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for command in COMMANDS:
         print("$ python", *command, flush=True)
         subprocess.run([sys.executable, *command], check=True, cwd=ROOT)

@@ -12,8 +12,7 @@ from sglang.srt.models import registry
 
 
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    os.write(1, f"{line}\n".encode())  # a signal's handler may say something while something is said
 
 
 if __name__ == "__main__":
@@ -40,6 +39,5 @@ if __name__ == "__main__":
         "kept": http_server.KEPT(),
     }
     say(json.dumps(result))
-    while process.is_alive():
-        process.join(0.2)  # a signal that comes just before a wait is heard after it
+    process.join()
     say(f"ended {process.exitcode}")
