@@ -203,7 +203,8 @@ def test_a_launch_on_this_host_alone_shows_its_table_where_it_is_asked_to(tmp_pa
     assert "\nactors (" in out.getvalue()
 
 
-def test_a_host_whose_name_nobody_knows_is_in_the_table_with_the_others(tmp_path, tiny_model):
+def test_a_host_whose_name_nobody_knows_is_in_the_table_with_the_others(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "hostfile").write_text("no-such-host.invalid slots=1\nnor-this.invalid slots=1\n")
     request = Request(
         flags={"--model": str(tiny_model.path), "--dataset": str(tiny_model.rows(40))},

@@ -90,7 +90,7 @@ def test_what_has_no_name_is_given_up_and_its_descriptors_with_it(space, kept):
     assert len(kept) == 0
     assert segment.buf[0] == 7
     del segment
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # less where another test's are collected
 
 
 def test_beyond_the_limit_segments_are_mapped_for_one_lease(space, kept, monkeypatch):
@@ -117,4 +117,4 @@ def test_a_segment_that_is_locked_missing_or_unfinished_is_refused(space, kept):
     space.unlink(name)
     with pytest.raises(SegmentMissingError):
         kept.lease(name)
-    assert open_descriptors() == before
+    assert open_descriptors() <= before  # less where another test's are collected

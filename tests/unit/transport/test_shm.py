@@ -165,7 +165,7 @@ def test_closing_gives_the_descriptor_back(space):
     del view, segment
     gc.collect()
 
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
 
 
 @pytest.mark.parametrize("nbytes", [0, -1])
