@@ -248,7 +248,7 @@ def test_the_death_pipe_breaks_with_its_one_writer_whoever_else_was_forked():
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PIPED)], stdout=subprocess.PIPE)
     with ended_after(parent):
         child = int(parent.stdout.readline().split()[1])
-        family = psutil.Process(child).children()
+        family = eventually(lambda: psutil.Process(child).children())  # the fork comes after the word
         parent.kill()
         eventually(lambda: is_gone(child), 5.0)
         for each in family:
