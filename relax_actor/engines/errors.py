@@ -40,3 +40,13 @@ class LogitsError(RelaxError, ArithmeticError):
             f"logits of rows {rows} are no distribution: NaN, or every token is -inf or forbidden"
             "\n\nhint: most often the installed weights hold NaN",
         )
+
+
+def require_idle(in_flight: int) -> None:
+    """Refuse to have an engine sleep that works.
+
+    Raises:
+        ValueError: requests are in flight.
+    """
+    if in_flight:
+        raise ValueError(f"an engine with {in_flight} requests in flight cannot sleep")

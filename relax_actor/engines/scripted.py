@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 
 from relax_actor.engines.base import Completion, Lockstep, Request
-from relax_actor.engines.errors import EngineNotReadyError, RequestError
+from relax_actor.engines.errors import EngineNotReadyError, RequestError, require_idle
 from relax_actor.engines.randomness import token_uniforms
 from relax_actor.engines.running import RunningSample, admitted
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
@@ -128,8 +128,7 @@ class ScriptedEngine(Lockstep):
         Raises:
             ValueError: requests are in flight.
         """
-        if self.in_flight:
-            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        require_idle(self.in_flight)
         self._version = None
         self._weights.clear()
         return False

@@ -11,7 +11,7 @@ from torch import Tensor
 from relax_actor.engines.base import Completion, Lockstep, Request
 from relax_actor.engines.batching import AloneBatching, Batching, TogetherBatching
 from relax_actor.engines.decoder import Decoder
-from relax_actor.engines.errors import EngineNotReadyError
+from relax_actor.engines.errors import EngineNotReadyError, require_idle
 from relax_actor.engines.randomness import token_uniforms
 from relax_actor.engines.running import RunningSample, admitted, check_token_ids
 from relax_actor.engines.sampling import sample_tokens
@@ -111,8 +111,7 @@ class BatchingEngine(Lockstep):
         Raises:
             ValueError: requests are in flight.
         """
-        if self.in_flight:
-            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        require_idle(self.in_flight)
         self._version = None
         self._batching.weights_changed()
         self._batching.drop_cache()

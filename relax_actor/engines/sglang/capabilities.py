@@ -47,7 +47,8 @@ def capabilities(info: Mapping[str, Any]) -> Capabilities:
 
 def version_of(text: str) -> tuple[int, ...]:
     """Return `0.5.23` of `0.5.23.post1` as numbers; those of a version nobody can read are none."""
-    return tuple(int(number) for number in re.match(r"[\d.]*", text)[0].split(".") if number)[:3]  # type: ignore[index]  # it matches nothing at least
+    numbers = re.sub(r"[^\d.].*", "", text, flags=re.DOTALL).split(".")
+    return tuple(int(number) for number in numbers if number)[:3]
 
 
 def _kv_tokens(info: Mapping[str, Any]) -> int:

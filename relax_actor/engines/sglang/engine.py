@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from relax_actor.engines.base import Completion, Request
-from relax_actor.engines.errors import EngineNotReadyError, RequestError
+from relax_actor.engines.errors import EngineNotReadyError, RequestError, require_idle
 from relax_actor.engines.running import admitted, check_token_ids
 from relax_actor.engines.sglang.around import Surroundings
 from relax_actor.engines.sglang.errors import DeadlineError, ServerError, ServerGoneError
@@ -172,8 +172,7 @@ class SglangEngine:
             SglangUpdateError: it failed. The engine is down.
         """
         self._life.check_up()
-        if self.in_flight:
-            raise ValueError(f"an engine with {self.in_flight} requests in flight cannot sleep")
+        require_idle(self.in_flight)
         frees = self.capabilities.memory_saver or self.capabilities.device != "cpu"
         with self._life.failing():
             self._health.settle()
