@@ -329,6 +329,7 @@ def test_errors_that_are_alike_are_one_with_their_ranks(replicas):
 @pytest.mark.parametrize("tree", ["w*3"], indirect=True)
 def test_the_first_failure_ends_a_gathering(replicas):
     replicas[2].tell(Worker.sleep, 4.0)
+    eventually(lambda: replicas[2].control.status().result()["method"] == "sleep")
     with pytest.raises(MeshError) as caught:
         gather(replicas, Worker.fail_if, [1], "boom").result()
     assert caught.value.ranks == ((1,),)
