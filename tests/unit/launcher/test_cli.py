@@ -397,6 +397,22 @@ def test_ctrl_c_outside_a_run_is_130(relax, command):
     assert relax("stop", "x")[0] == 130
 
 
+def test_a_second_ctrl_c_while_the_interpreter_ends_does_not_change_the_exit_code():
+    code = """
+import os, sys
+class Late:
+    def __init__(self, kill, pid): self.kill, self.pid = kill, pid
+    def __del__(self): self.kill(self.pid, 2)
+late = Late(os.kill, os.getpid())
+from relax_actor.__main__ import main
+sys.argv = ["relax-actor", "status"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+
+    assert done.returncode == 2
+
+
 def test_an_error_of_ours_during_a_run_is_1(relax, command):
     command(raising(cli.RelaxError("it broke")))
     assert relax("stop", "x") == (1, "", "error: it broke\n")
