@@ -18,7 +18,7 @@ DUMP_DEADLINE_S = 3.0
 BEGIN_S = 0.2
 """After so long a process that has no signal to take any more, and has written nothing, writes elsewhere."""
 
-_POLL_S = 0.005
+_POLL_S = 0.01
 _SIGN = b"(most recent call first)"
 
 
