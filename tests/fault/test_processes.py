@@ -119,6 +119,13 @@ def test_a_call_whose_answer_was_lost_is_known_to_have_run(tree, mortal):
         assert caught.value.executed is executed
 
 
+def test_an_actor_that_ends_in_order_has_given_its_answers_before(tree, mortal):
+    """Also those that its network thread had no time yet to send."""
+    first = mortal.pin()
+    replies = [first.ask(Mortal.answer, 500_000, last=number == 99) for number in range(100)]
+    assert [len(reply.result()) for reply in replies] == [500_000] * 100
+
+
 def test_a_fork_that_ends_in_user_code_is_not_the_actors_death(tree, mortal):
     assert mortal.ask(Mortal.fork_and_exit).result() == 3
     pid, incarnation = mortal.ask(Mortal.where).result()
