@@ -97,7 +97,7 @@ class Hub:
                 self._is_reading = False
 
     def catch_up(self) -> None:
-        """Let every socket deliver what has arrived by now, as far as there is an end to it; not in a `read`."""
+        """Let every socket deliver what has arrived, unless it is a flood; not from inside of a `read`."""
         with self.lock:
             if self._is_closed:
                 return

@@ -71,6 +71,15 @@ async def caller(network, address):
     print("sent", flush=True)
     await asyncio.Event().wait()
 
+async def count(network, address):
+    heard = []
+    channel = network.connect(address, heard.append, identity=b"count", limits=LIMITS)
+    channel.send([b"hello"])
+    print("sent", flush=True)
+    while not heard or bytes(heard[-1][0]) != b"last":
+        await asyncio.sleep(0.001)
+    print(len(heard), flush=True)
+
 async def flood(network, address):
     heard = []
     channel = network.connect(address, heard.append, identity=b"flood", limits=LIMITS)
@@ -309,6 +318,18 @@ def test_a_refused_send_swallows_no_message_that_comes_meanwhile(network, until,
             with contextlib.suppress(PeerUnreachable):
                 listener.send(b"nobody", [b"anybody there?"])
         until(lambda: heard[-1] == str(number).encode())  # noqa: B023 - called at once
+
+
+def test_what_was_accepted_leaves_a_network_that_is_given_time_to_close(start, network, until, address):
+    peers = []
+    listener = network.listen(address, lambda peer, _: peers.append(peer))
+    counting = start("count", listener.address)
+    until(lambda: peers)
+    for _ in range(400):
+        listener.send(b"count", [bytes(100_000)])
+    listener.send(b"count", [b"last"])
+    network.close(linger_s=DEADLINE_S)
+    assert counting.process.stdout.readline() == "401\n"
 
 
 def test_a_flood_leaves_turns_to_the_rest_of_the_loop(loop, network, until, tmp_path):
