@@ -7,30 +7,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from relax_actor.node.facts import Handling, look
-from relax_actor.node.process import start_time
+from relax_actor.node import process
+from relax_actor.node.facts import Handling
 
 DUMPED_BY = signal.SIGUSR1
 
-DUMP_DEADLINE_S = 3.0
-"""How long a process may take to write its stacks; one that is stopped is not waited for."""
+DUMP_DEADLINE_S = 5.0
+"""How long a process that is not stopped may take: on a busy machine it has to wait for a processor."""
 
 BEGIN_S = 0.2
 """After so long a process that has no signal to take any more, and has written nothing, writes elsewhere."""
 
 _POLL_S = 0.01
-_SIGN = b"(most recent call first)"
+_SIGN = b"Current thread "  # the one that took the signal
 
 
 async def dump_stacks(pid: int, log: Path) -> None:
     """Have a live actor write its stacks (see `faulthandler`), also while C code holds the interpreter lock.
 
-    Returns when the dump is whole, or will not be.
+    Returns when the dump is whole, at once where the process is stopped or dead, since it writes nothing, or
+    after `DUMP_DEADLINE_S`.
     """
     before, since_s, handling = size_of(log), time.monotonic(), Handling(pid, DUMPED_BY)
     with suppress(ProcessLookupError):
         os.kill(pid, DUMPED_BY)
-    while (waited_s := time.monotonic() - since_s) < DUMP_DEADLINE_S and _can_write(pid):
+    while (waited_s := time.monotonic() - since_s) < DUMP_DEADLINE_S and process.is_running(pid):
         if handling.is_over and (waited_s >= BEGIN_S or _SIGN in read_from(log, before)):
             return
         await asyncio.sleep(_POLL_S)
@@ -49,8 +50,3 @@ def read_from(log: Path, offset: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
-
-
-def _can_write(pid: int) -> bool:
-    facts = look(pid, start_time(pid))
-    return facts is not None and not facts.is_stopped
