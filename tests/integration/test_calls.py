@@ -168,7 +168,7 @@ def test_cancelling_an_await_cancels_the_call(a):
     async def give_up():
         waiting = asyncio.ensure_future(a.ask(Worker.wait_until_cancelled, 60.0))
         while not (await a.control.status())["awaiting"]:
-            await asyncio.sleep(0.01)
+            continue
         await asyncio.wait_for(waiting, 0.01)
 
     with pytest.raises(asyncio.TimeoutError):
