@@ -7,8 +7,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from relax_actor.node.facts import look
+from relax_actor.node.process import start_time
+
 DUMPED_BY = signal.SIGUSR1
-DUMP_DEADLINE_S = 0.2
+DUMP_DEADLINE_S = 2.0
+"""How long a process that runs, but gets no core, may take to begin."""
+
 _POLL_S = 0.005
 _QUIET_S = 0.02
 _SIGN = b"(most recent call first)"
@@ -17,14 +22,17 @@ _SIGN = b"(most recent call first)"
 async def dump_stacks(pid: int, log: Path) -> None:
     """Have a live actor write its stacks (see `faulthandler`), also while C code holds the interpreter lock.
 
-    Returns when the dump is there and nothing more is written, or after `DUMP_DEADLINE_S`: a stopped process
-    writes nothing.
+    Returns when the dump is there and nothing more is written, or after `DUMP_DEADLINE_S`; at once where the
+    process is stopped, or gone: it writes nothing.
     """
     before, seen, since = size_of(log), size_of(log), time.monotonic()
-    deadline = since + DUMP_DEADLINE_S
+    deadline, started = since + DUMP_DEADLINE_S, start_time(pid)
     with suppress(ProcessLookupError):
         os.kill(pid, DUMPED_BY)
     while (now := time.monotonic()) < deadline:
+        facts = look(pid, started)
+        if facts is None or facts.is_stopped:
+            return
         size = size_of(log)
         if size != seen:
             seen, since = size, now
