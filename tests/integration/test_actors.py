@@ -139,6 +139,18 @@ def test_a_stopped_callee_costs_the_deadline_only(tree, counter):
 
 
 @pytest.mark.fault
+def test_what_a_stopped_callee_has_not_read_in_time_is_not_started_when_it_goes_on(tree, counter):
+    pid = tree.pid("counter")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(CallTimeout):
+            counter.within(0.3).ask(Counter.add, 100).result()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert counter.ask(Counter.add, 0).result() == 5
+
+
+@pytest.mark.fault
 def test_a_call_that_was_with_the_dead_says_that_it_may_have_run(counter):
     with pytest.raises(ActorDied) as caught:
         counter.ask(Counter.die).result()

@@ -198,8 +198,8 @@ def test_a_question_beside_a_main_thread_that_was_lively_just_now_is_answered(a,
     for value in range(200):
         a.ask(Worker.echo, value).result()
     a.tell(Worker.wait_for, str(gate))
-    assert a.control.ping().result() > 0  # before the main thread has time for it
-    assert is_waiting(a)
+    eventually(lambda: is_waiting(a))
+    assert a.control.ping().result() > 0
 
 
 def test_dead_letters_are_kept_with_their_reason(a):
