@@ -18,7 +18,6 @@ from watching import QUICK, ended_after, events_of, eventually
 from relax_actor import Backoff, ChildSpec, Decision, Failure, Intensity, Supervisor, SupervisorSpec
 from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, RemoteError
-from relax_actor.node import dump
 from relax_actor.supervision.spec import SpecError
 from transport.shm import ShmSpace
 
@@ -54,38 +53,6 @@ def test_a_method_over_its_max_runtime_is_a_hang(tmp_path, how):
         assert incarnation(tree) == 2
         event = first_event(tree, "child_restarting")
     assert event["reason"] == f"hung: {how} ran longer than its max_runtime_s of 0.5 s"
-
-
-SLOW_TO_DUMP = """
-    import faulthandler, signal, sys, time
-
-    faulthandler.register(signal.SIGUSR1, file=open(sys.argv[1], "a"))
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    print("ready", flush=True)
-    while not signal.sigpending():
-        time.sleep(0.01)
-    time.sleep(0.5)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
-    time.sleep(600)
-"""
-
-
-@pytest.mark.fault
-def test_stacks_are_waited_for_where_a_process_gets_no_core_and_not_where_it_is_stopped(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(dump, "DUMP_DEADLINE_S", 100.0)
-    log = tmp_path / "log"
-    program = [sys.executable, "-c", textwrap.dedent(SLOW_TO_DUMP), str(log)]
-    with ended_after(subprocess.Popen(program, stdout=subprocess.PIPE)) as process:
-        assert process.stdout.readline() == b"ready\n"
-        asyncio.run(dump.dump_stacks(process.pid, log))
-        before = log.read_text()
-        assert "most recent call first" in before
-        process.send_signal(signal.SIGSTOP)
-        eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
-        asyncio.run(dump.dump_stacks(process.pid, log))
-        assert log.read_text() == before
 
 
 @pytest.mark.fault

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from relax_actor.engines.sglang.server_files import SEGMENTS, SHARED_MEMORY
@@ -58,8 +59,8 @@ class LeftBehind:
         files = [str(file) for file in self.files if file.exists()]
         processes = [f"{pid}: {_title(pid)}" for pid in self._processes()]
         kept = socket_folders()  # that of the folders of runs and servers
-        temporary = [str(path) for path in Path(self._folder).rglob("*") if path != kept]
-        return [*files, *processes, *temporary]
+        below = (Path(folder, name) for folder, *names in os.walk(self._folder) for name in chain(*names))
+        return [*files, *processes, *(str(path) for path in below if path != kept)]
 
     def _watch(self) -> None:
         judged: set[str] = set()
