@@ -116,10 +116,12 @@ class _Survey:
                 return session
 
     async def _take_facts(self, host: Host, session: Probe) -> None:
+        asked = time.time()
         session.say(self._questions[host.name])
         facts = await session.answer(Facts, self._terms.answer_s)
         self._facts[host.name] = facts
-        self._skew_s[host.name] = facts.time_s - time.time()
+        # It looked at its clock between then and now: what may be a slow answer is no skew.
+        self._skew_s[host.name] = min(max(0.0, facts.time_s - time.time()), facts.time_s - asked)
 
     async def _connect(self, host: Host, session: Probe) -> None:
         self._barrier.passed()

@@ -39,7 +39,7 @@ def main() -> None:
     )
     with Supervisor(spec, on_failure=decide, stop_total_s=2.0) as tree:
         monitor = tree.monitor("worker")
-        worker = tree.ref("worker", Worker).within(2.0)
+        worker = tree.ref("worker", Worker).within(6.0)
         for job in range(10):
             try:
                 print(worker.ask(Worker.work, job).result())

@@ -177,7 +177,8 @@ class Calls:
         else:
             if not peer.is_local:
                 pending.payload = pending.payload.without_shared_memory()
-            return self._transmit(peer, pending, pending.record(self._holder, self._run_id, peer.incarnation))
+            call = pending.record(self._holder, self._run_id, peer.incarnation, is_local=peer.is_local)
+            return self._transmit(peer, pending, call)
         return True
 
     def _transmit(self, peer: Peer, pending: Pending, record: Record) -> bool:

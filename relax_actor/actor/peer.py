@@ -32,8 +32,8 @@ class Pending(msgspec.Struct, eq=False):
     id: int = 0
     sent_to: int | None = None  # incarnation
 
-    def record(self, sender: Holder, run_id: str, incarnation: int) -> Call:
-        """Return what is sent to an incarnation of the callee."""
+    def record(self, sender: Holder, run_id: str, incarnation: int, *, is_local: bool) -> Call:
+        """Return what is sent to an incarnation of the callee, on this host or another."""
         return Call(
             id=self.id,
             method=self.method,
@@ -42,6 +42,7 @@ class Pending(msgspec.Struct, eq=False):
             sender_incarnation=sender.incarnation,
             to_incarnation=incarnation,
             budget_s=max(0.0, self.deadline - time.monotonic()),
+            until_s=self.deadline if is_local else 0.0,
             wants_reply=self.wants_reply,
             body=self.payload.body,
             bulk=self.payload.refs,

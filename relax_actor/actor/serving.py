@@ -63,7 +63,8 @@ class Serving:
             self._refused["malformed"] += 1
             return
         inline_bytes = len(call.body) or sum(map(len, frames[1:]))
-        incoming = Incoming(call, payload, peer, time.monotonic() + call.budget_s, inline_bytes)
+        expires = call.until_s or time.monotonic() + call.budget_s  # it may have waited to be read
+        incoming = Incoming(call, payload, peer, expires, inline_bytes)
         if call.run_id != self._run_id:
             self._reject(incoming, DeadReason.RUN, f"it belongs to run {call.run_id}, not {self._run_id}")
         elif call.to_incarnation != self.holder.incarnation:

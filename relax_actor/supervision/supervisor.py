@@ -147,22 +147,23 @@ class Supervisor:
         if not self._open:
             return
         self._open = False
-        interrupt: KeyboardInterrupt | None = None
-        if self._head.shell.finished is None:
-            self.stop("its block was left")
-            interrupt = self._wait_for_the_end()
+        interrupt = self._stopped()
         self._head.close()
         if interrupt is not None:
             raise interrupt
 
-    def _wait_for_the_end(self) -> KeyboardInterrupt | None:
+    def _stopped(self) -> KeyboardInterrupt | None:
+        """Have the tree end; return how that was interrupted, which may happen at any of these lines."""
         interrupt = None
         while self._head.shell.finished is None:
             try:
+                if interrupt is None:
+                    self.stop("its block was left")
+                else:
+                    self.kill("interrupted while it stopped")
                 self.wait()
             except KeyboardInterrupt as again:
                 interrupt = again
-                self.kill("interrupted while it stopped")
         return interrupt
 
     def __enter__(self) -> Self:

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from loop_faults import stopped_trainer
 from loop_run import assert_nothing_is_left, assert_trained_in_order, assert_trainer_went_on, kills
 
 from relax_actor.faults import Action, Fault
@@ -78,12 +79,12 @@ def test_a_trainer_may_die_at_any_time(run_loop, where):
 
 def test_a_rollout_that_does_not_sleep_is_ended(run_loop):
     stop = Fault(actor="rollout/0", point="falling_asleep", action=Action.STOP)
-    run = run_loop(run={**TURNS, "colocate_sleep_s": 1.0}, rollout=REAL, plan=[stop])
+    run = run_loop(run={**TURNS, "colocate_sleep_s": 5.0}, rollout=REAL, plan=[stop])
     late = run.of("turn_late")
     assert late, run.log
     assert late[0]["rollout"] == "rollout-0"
     assert late[0]["killed_pid"]
-    assert "1 s" in late[0]["reason"]
+    assert "5 s" in late[0]["reason"]
     assert run.killed == ["rollout/0"]
     assert_good(run)
     assert_trainer_went_on(run)
@@ -106,16 +107,15 @@ def test_samples_in_flight_are_parked(run_loop):
 
 
 def test_killed_from_outside_while_asleep(run_loop):
-    killed = []
-
     def kill_who_sleeps(folder):
-        events, _ = read_events(folder / "events.jsonl") if not killed else ([], 0)
-        if sum(event["kind"] == "turn_ended" and event["actor"] == "rollout/1" for event in events) >= 2:
+        events, _ = read_events(folder / "events.jsonl")
+        if (trainer := stopped_trainer(events)) is not None:  # it has its turn
             pid = [event for event in events if event["actor"] == "rollout/1"][-1]["pid"]
             os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
+            trainer.resume()
 
-    run = run_loop(run={**TURNS, "steps": 6}, rollout=REAL, on_tick=kill_who_sleeps)
-    assert killed
+    trains = Fault(actor="trainer", point="trained", nth=2, action=Action.STOP)
+    run = run_loop(run={**TURNS, "steps": 6}, rollout=REAL, plan=[trains], on_tick=kill_who_sleeps)
+    assert run.killed == ["rollout/1"], run.log
     assert_good(run, steps=6)
     assert_trainer_went_on(run)

@@ -18,7 +18,7 @@ from relax_actor.engines.vision_engine import VisionEngine
 from relax_actor.trainers.base import TrainSequence
 from relax_actor.trainers.torch_backend import TorchBackend
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 PREPARE = Path(__file__).parents[2] / "examples" / "digits" / "prepare.py"
 
@@ -28,7 +28,7 @@ def digits(tmp_path_factory) -> Path:
     """Prepare the example with a model that has learned nothing yet."""
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("digits")
-    subprocess.run([sys.executable, str(PREPARE), str(folder), "--steps", "0"], check=True, timeout=100)
+    subprocess.run([sys.executable, str(PREPARE), str(folder), "--steps", "0"], check=True, timeout=250)
     return folder
 
 

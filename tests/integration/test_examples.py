@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -19,7 +21,7 @@ def run(script: str, *arguments: str, folder: Path) -> str:
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=160,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -32,7 +32,7 @@ def test_a_killed_head_leaves_neither_its_folder_nor_its_segments(tmp_path):
         assert folder.is_dir()
         assert len(list(tmp_path.iterdir())) == 3
         head.kill()
-    eventually(lambda: not folder.exists() and len(list(tmp_path.iterdir())) == 2, 15)
+    eventually(lambda: not folder.exists() and len(list(tmp_path.iterdir())) == 2)
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted(others)
 
 

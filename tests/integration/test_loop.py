@@ -14,6 +14,13 @@ from loop_run import (
 from relax_actor import Supervisor, cast, zygote_imports
 from relax_actor.app import RunControl
 from relax_actor.telemetry import read_events
+from relax_actor.transfer_queue.events import (
+    BatchAcked,
+    BatchExtended,
+    BatchLeased,
+    PromptLeased,
+    SamplesPut,
+)
 from transport.shm import ShmSpace, parse_name
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,12 +48,17 @@ def test_without_staleness_sampling_and_training_take_turns(run_loop):
         list(range(first, first + GROUPS_PER_STEP))
         for first in range(0, 4 * GROUPS_PER_STEP, GROUPS_PER_STEP)
     ]
-    published = {event["step"]: event["t"] for event in run.of("policy_published")}
     assert len(spans(run, "train")) == 4
-    for began, _ in spans(run, "train"):
-        until = min(at for at in published.values() if at > began)
-        # A rollout's last decode step may still be winding down; what matters is that it begins nothing.
-        assert not any(began < start < until for start, _ in spans(run, "generate")), "sampled meanwhile"
+    trained, is_training = 0, False
+    for event in run.journal:
+        if isinstance(event, BatchLeased | BatchExtended):
+            is_training = event.is_whole
+        elif isinstance(event, BatchAcked):
+            trained, is_training = trained + 1, False
+        elif isinstance(event, PromptLeased):
+            assert event.version == trained
+        assert not (is_training and isinstance(event, PromptLeased | SamplesPut)), "sampled meanwhile"
+    assert trained == 4
 
 
 def test_with_staleness_sampling_and_training_overlap(run_loop):
@@ -111,9 +123,8 @@ def test_a_run_that_is_stopped_ends_in_time_and_leaves_nothing(run_loop, kind, h
     assert stop.stopped
     assert run.outcome.exit_code == 130, run.log
     assert "SIGINT" in run.outcome.reason
+    assert stop.control.killing == (how == "kill"), "the deadline of the test had to end it"
     assert_nothing_is_left(run)
-    asked = next(event["t"] for event in run.events if event["kind"] == kind)
-    assert run.of("run_ended")[0]["t"] - asked < 20
 
 
 def test_everything_lies_where_the_shared_memory_of_the_host_is(run_loop, tmp_path):
@@ -127,7 +138,7 @@ def test_everything_lies_where_the_shared_memory_of_the_host_is(run_loop, tmp_pa
     with Supervisor(
         cast.tree(config), run_dir=folder, zygotes=zygote_imports.zygotes(config), shm_root=str(memory)
     ) as tree:
-        ends_s = time.monotonic() + 60
+        ends_s = time.monotonic() + 120
         while (finished := tree.wait(0.02)) is None:
             assert time.monotonic() < ends_s
             for root, seen in owners.items():

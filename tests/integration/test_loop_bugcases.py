@@ -34,14 +34,16 @@ def test_a_sample_the_engine_never_answers_is_timed_out_and_sampled_again(run_lo
 
 def test_a_group_that_never_completes_is_dropped_at_its_deadline_and_replaced(run_loop):
     """SkyRL#1173 again, with a lease that is longer than the group's deadline."""
-    run = run_loop(plan=[UNANSWERED], rollout={"replicas": 1}, queue={"group_deadline_s": 0.7})
+    run = run_loop(plan=[UNANSWERED], rollout={"replicas": 1}, queue={"group_deadline_s": 2.0})
     assert_kept_its_promises(run)
-    (dropped,) = run.of("group_dropped")
-    assert dropped["reason"] == "deadline"
-    assert "rollout/0" in dropped["detail"]
-    assert dropped["origin"].startswith(run.config.data.path)
-    expected = set(range(5 * GROUPS_PER_STEP + 1)) - {dropped["group_id"]}
-    assert set(run.trained) == expected
+    dropped = run.of("group_dropped")
+    assert dropped, run.log
+    for each in dropped:  # more than one where the machine stands still for so long
+        assert each["reason"] == "deadline"
+        assert "rollout/0" in each["detail"]
+        assert each["origin"].startswith(run.config.data.path)
+    late = {each["group_id"] for each in dropped}
+    assert run.trained == [group for group in range(99) if group not in late][: 5 * GROUPS_PER_STEP]
 
 
 @pytest.mark.fault
@@ -93,7 +95,7 @@ def test_prompts_too_long_for_the_model_and_almost_so_do_not_stop_it(run_loop, t
 def test_rewards_that_raise_hang_or_are_no_number_cost_the_sample_and_no_more(run_loop):
     """TRL#5281, verl#6673, TRL#3079: the run dies, hangs, or all weights become NaN."""
     run = run_loop(
-        reward={"function": "user_rewards:moody", "timeout_s": 0.4, "workers": 2},
+        reward={"function": "user_rewards:moody", "timeout_s": 4.0, "workers": 2},
         data={"shuffle": False},
     )
     assert_kept_its_promises(run)
@@ -101,7 +103,7 @@ def test_rewards_that_raise_hang_or_are_no_number_cost_the_sample_and_no_more(ru
     assert set(failed) == {0, 1, 2, 3, 4, 5}
     words = {
         0: "not this one",
-        1: "exceeded 0.4 s",
+        1: "exceeded 4.0 s",
         2: "None",
         3: "NaN",
         4: "float inf",

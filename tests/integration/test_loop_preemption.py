@@ -5,7 +5,14 @@ import signal
 import threading
 
 import pytest
-from loop_run import assert_kept_its_promises, assert_nothing_is_left, assert_trained_in_order, kills
+from loop_faults import stopped_trainer
+from loop_run import (
+    ENDLESS_STEPS,
+    assert_kept_its_promises,
+    assert_nothing_is_left,
+    assert_trained_in_order,
+    kills,
+)
 
 from relax_actor.app import RunControl
 from relax_actor.faults import Action, Fault
@@ -31,7 +38,7 @@ def after_steps(count, action):
 def test_a_preempted_run_goes_on_with_the_next_step(run_loop, tmp_path):
     folder, control = tmp_path / "run", RunControl()
     tick = after_steps(2, lambda: control.preempt("SIGUSR2"))
-    first = run_loop(folder=folder, control=control, on_tick=tick, run={"steps": 50})
+    first = run_loop(folder=folder, control=control, on_tick=tick, run={"steps": ENDLESS_STEPS})
     assert (first.outcome.exit_code, first.outcome.reason) == (140, "preempted: SIGUSR2"), first.log
     assert_nothing_is_left(first)
     newest = CheckpointStore(folder / "checkpoints").latest()
@@ -55,7 +62,7 @@ def test_a_warning_after_the_last_step_changes_nothing(run_loop):
 def test_a_trainer_that_is_away_is_asked_again(run_loop):
     control = RunControl()
     control.preempt("SIGUSR2")  # before there is one
-    run = run_loop(control=control, plan=kills("trainer", "trained"), run={"steps": 50})
+    run = run_loop(control=control, plan=kills("trainer", "trained"), run={"steps": ENDLESS_STEPS})
     assert run.outcome.exit_code == 140, run.log
     assert_nothing_is_left(run)
 
@@ -63,30 +70,32 @@ def test_a_trainer_that_is_away_is_asked_again(run_loop):
 def test_a_run_that_does_not_make_room_in_time_is_stopped(run_loop):
     control = RunControl()
     tick = after_steps(1, lambda: control.preempt("SIGUSR2"))
-    run = run_loop(control=control, on_tick=tick, run={"steps": 50, "grace_s": 0.0})
+    run = run_loop(control=control, on_tick=tick, run={"steps": ENDLESS_STEPS, "grace_s": 0.0})
     assert run.outcome.exit_code == 140, run.log
     assert_nothing_is_left(run)
 
 
 @pytest.mark.fault
 def test_a_stop_waits_for_the_queue_to_count_the_step_at_hand(run_loop):
-    """The stop comes while the trainer is busy; the queue, which stands still, answers a second later."""
-    control, is_stopped = RunControl(), threading.Event()
+    """The stop comes while the trainer is at it; the queue, which stands still, answers two seconds later."""
+    control = RunControl()
 
     def tick(folder):
         events, _ = read_events(folder / "events.jsonl")
-        if is_stopped.is_set() or not any(each.get("name") == "train" for each in events):
+        if (trainer := stopped_trainer(events)) is None:
             return
-        is_stopped.set()
         (queue,) = [
             each["pid"] for each in events if each["kind"] == "child_spawned" and each["child"] == "queue"
         ]
-        os.kill(queue, signal.SIGSTOP)
-        control.stop("SIGTERM")
-        threading.Timer(1.5, os.kill, (queue, signal.SIGCONT)).start()
+        if not control.stopping:
+            os.kill(queue, signal.SIGSTOP)
+            control.stop("SIGTERM")
+        elif any(each["kind"] == "supervisor_stopping" for each in events):
+            trainer.resume()
+            threading.Timer(2.0, os.kill, (queue, signal.SIGCONT)).start()
 
-    busy = Fault(actor="trainer", point="trained", action=Action.DELAY, seconds=1.0)
-    run = run_loop(control=control, on_tick=tick, plan=[busy], run={"steps": 50})
+    at_it = Fault(actor="trainer", point="trained", action=Action.STOP)
+    run = run_loop(control=control, on_tick=tick, plan=[at_it], run={"steps": ENDLESS_STEPS})
     assert run.outcome.exit_code == 143, run.log
     assert [event["step"] for event in run.of("checkpoint_saved")] == [1], run.log
     assert_nothing_is_left(run)

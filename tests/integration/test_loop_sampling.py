@@ -44,6 +44,6 @@ def test_over_sampled_groups_are_carried_to_the_next_step(run_loop):
 
     assert_kept_its_promises(run)
     assert any(step["groups_carried"] for step in run.history)
-    assert set(run.trained) | dropped_for(run, "zero_variance") | dropped_for(run, "stale") >= set(
-        range(max(run.trained))
-    )
+    accounted = set(run.trained) | dropped_for(run, "zero_variance") | dropped_for(run, "stale")
+    left = set(range(max(run.trained))) - accounted  # of those beyond a batch that were slower than others
+    assert len(left) <= run.config.staleness_window - GROUPS_PER_STEP, left

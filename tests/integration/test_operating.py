@@ -11,6 +11,7 @@ import psutil
 import pytest
 from loop_hosts import loop_hosts
 from loop_run import (
+    ENDLESS_STEPS,
     assert_only_installed_policies_were_sampled,
     assert_trained_in_order,
     assert_trainer_went_on,
@@ -21,6 +22,7 @@ from launcher.errors import OrderError, RunFolderError
 from launcher.operating import kill, scale
 from launcher.runfolder import RunFolder
 from launcher.view import RunView
+from relax_actor.app import RunControl
 from relax_actor.placement import Seat
 from relax_actor.telemetry import read_events
 
@@ -36,15 +38,17 @@ HEAD = """
     from relax_actor import Backoff, ChildSpec, Elastic, Home, Supervisor, SupervisorSpec
     from relax_actor.supervision.hosts import Host
 
+    WAY = 'while [ -e "$1/away" ]; do sleep 0.02; done; shift; exec env X=1 "$@"'
+
     if __name__ == "__main__":
         hosts = [
             Host(name="a", address="127.0.0.1"),
-            Host(name="b", prefix=("env", "X=1"), address="127.0.0.1"),
+            Host(name="b", prefix=("sh", "-c", WAY, "sh", sys.argv[1]), address="127.0.0.1"),
         ]
         homes = tuple(Home(host=name) for name in ("a", "b", "a", "b"))
         child = ChildSpec(
             id="rollout", actor=Slow, replicas=2, always_indexed=True, homes=homes,
-            elastic=Elastic(least=1, most=8, drain_s=20.0),
+            elastic=Elastic(least=1, most=8, drain_s=60.0),
         )
         spec = SupervisorSpec(id="root", children=(child,), backoff=Backoff(base_s=0.01))
         with Supervisor(spec, run_dir=Path(sys.argv[1]), hosts=hosts, address="127.0.0.1") as tree:
@@ -151,12 +155,14 @@ def test_places_on_a_host_that_is_away_count_again_once_it_is_back(operated):
     keepers = psutil.Process(operated.head.pid).children()
     [keeper] = [process for process in keepers if process.environ().get("X") == "1"]
     [agent] = keeper.children()
+    (operated.path / "away").touch()
     agent.kill()
     eventually(lambda: operated.of("host_lost"))
     view = RunView(RunFolder(operated.path))
     with pytest.raises(OrderError, match="`rollout/3` has its place on b, which is away"):
         scale(view, io.StringIO(), 4)
     assert scale(view, io.StringIO(), 3, timeout_s=30.0) == 0  # the third one's place is on the other host
+    (operated.path / "away").unlink()
     eventually(lambda: len(operated.of("host_joined")) == 3)
     assert scale(view, io.StringIO(), 4, timeout_s=30.0) == 0
     sites = {each["child"]: each["site"] for each in operated.of("child_spawned")}
@@ -173,24 +179,37 @@ def test_a_run_that_is_over_takes_no_orders(operated):
 
 
 class Scale:
-    """Has a run scaled to these numbers, one after another, when the one before is reached."""
+    """Has a run scaled to these numbers, one after another, when the one before is reached; then it ends."""
 
     def __init__(self, *numbers):
-        self.numbers, self.done = list(numbers), 0
+        self.numbers, self.done, self.control = list(numbers), 0, RunControl()
 
     def __call__(self, folder):
         events, _ = read_events(folder / "events.jsonl")
         kinds = [event["kind"] for event in events]
-        changes = [event for event in events if event["kind"] == "child_scaled"]
-        active = {event["child"] for event in events if event["kind"] == "child_active"}
-        removed = {event["child"] for event in events if event["kind"] == "child_removed"}
-        is_reached = all(
-            set(each["starting"]) <= active and set(each["leaving"]) <= removed for each in changes
-        )
-        if self.numbers and kinds.count("step") > self.done * 2 and is_reached:
+        if kinds.count("step") <= self.done * 2 or not self._is_reached(events, kinds):
+            return
+        if not self.numbers:
+            self.control.stop("SIGTERM")
+        else:
             assert scale(RunView(RunFolder(folder)), io.StringIO(), self.numbers[0], waits=False) == 0
             self.numbers.pop(0)
             self.done += 1
+
+    def _is_reached(self, events, kinds):
+        if kinds.count("child_scaled") < self.done:
+            return False
+        if not self.done:
+            return True
+        since = max(index for index, kind in enumerate(kinds) if kind == "child_scaled")
+        seen = {"child_active": set(), "child_removed": set()}
+        for event in events[since:]:
+            seen.get(event["kind"], set()).add(event.get("child"))
+        change = events[since]
+        return (
+            set(change["starting"]) <= seen["child_active"]
+            and set(change["leaving"]) <= seen["child_removed"]
+        )
 
 
 def test_a_run_over_hosts_grows_and_shrinks_and_trains_every_prompt_once(run_loop):
@@ -199,13 +218,14 @@ def test_a_run_over_hosts_grows_and_shrinks_and_trains_every_prompt_once(run_loo
     with loop_hosts(3) as hosts:
         spares = tuple(Seat(actor="", host=name) for name in "cb")
         run = run_loop(
-            run={"steps": 16},
+            run={"steps": ENDLESS_STEPS},
             rollout=SLOW,
             on_tick=plan,
+            control=plan.control,
             **hosts.settings(hosts.rollouts_on("b", "c", spares=spares)),
         )
         hosts.assert_nothing_is_left(run)
-    assert run.outcome.exit_code == 0, run.log
+    assert run.outcome.exit_code == 143, run.log
     assert not plan.numbers
     assert len(run.trained) == len(set(run.trained))
     assert all(event["balances"] for event in run.of("ledger"))
@@ -219,12 +239,11 @@ def test_a_run_over_hosts_grows_and_shrinks_and_trains_every_prompt_once(run_loo
 
 
 def test_orders_that_cannot_be_are_refused_by_the_running_head(run_loop):
-    said = []
+    said, control = [], RunControl()
 
     def on_tick(folder):
-        if said or not read_events(folder / "events.jsonl")[0][-1]["kind"]:
-            return
-        if any(event["kind"] == "step" for event in read_events(folder / "events.jsonl")[0]):
+        events, _ = read_events(folder / "events.jsonl")
+        if not said and any(event["kind"] == "step" for event in events):
             view = RunView(RunFolder(folder))
             for order in (
                 lambda: scale(view, io.StringIO(), 9),
@@ -233,7 +252,10 @@ def test_orders_that_cannot_be_are_refused_by_the_running_head(run_loop):
                 with pytest.raises((OrderError, RunFolderError)) as refusal:
                     order()
                 said.append(str(refusal.value))
+            control.stop("SIGTERM")
 
-    run = run_loop(rollout={"max_replicas": 3}, on_tick=on_tick)
-    assert run.outcome.exit_code == 0, run.log
+    run = run_loop(
+        run={"steps": ENDLESS_STEPS}, rollout={"max_replicas": 3}, control=control, on_tick=on_tick
+    )
+    assert run.outcome.exit_code == 143, run.log
     assert said[0] == "`rollout` cannot have 9 replicas, more than 3"

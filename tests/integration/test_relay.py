@@ -91,8 +91,8 @@ def test_a_version_of_no_tensors_passes(play):
 
 def test_a_byte_flipped_on_the_wire_costs_one_more_question(play):
     play.host("a")
+    play.publish(0)  # first, so that nothing else is said before it
     b = play.host("b", proxies={"a": FlippingProxy([2000])})
-    play.publish(0)
     eventually(lambda: b.has(0))
     [damaged] = b.of("relay_damaged")
     assert (damaged["version"], damaged["bucket"], damaged["upstream"]) == (0, 0, "a")
@@ -133,9 +133,9 @@ def test_a_bucket_damaged_in_the_store_above_is_fetched_from_the_one_before_it(p
 
 
 def test_a_store_that_does_not_answer_is_skipped_and_taken_back_later(play):
-    a, b = play.chain("a", "b", patience_s=0.2)
+    a, b = play.chain("a", "b")
     b.away = True
-    c = play.host("c", patience_s=0.2)
+    c = play.host("c", suspect_s=0.5)
     play.publish(0)
     eventually(lambda: c.has(0))
     assert [event["upstream"] for event in c.of("policy_relayed")] == ["a"]
@@ -401,7 +401,7 @@ def test_a_store_below_that_says_what_is_not_of_its_link_is_let_go(play, records
             link.run(stream)
         ended.append(True)
 
-    with Stream.connect(a.listener.address, a.listener.ticket(serve), 1.0) as stream:
+    with Stream.connect(a.listener.address, a.listener.ticket(serve), 20.0) as stream:
         for record in records:
             stream.send(encode(record))
         eventually(lambda: ended)
@@ -412,8 +412,8 @@ def test_a_want_of_another_version_voids_those_before_and_a_missing_one_is_told(
     a = play.host("a")
     a.store.paused = True
     play.publish(0)
-    link = ServingLink(a.store, "x", 3, alive_s=5)
-    with Stream.connect(a.listener.address, a.listener.ticket(lambda s: a.serve(link, s)), 5.0) as stream:
+    link = ServingLink(a.store, "x", 3, alive_s=60)
+    with Stream.connect(a.listener.address, a.listener.ticket(lambda s: a.serve(link, s)), 20.0) as stream:
         stream.send(encode(Follow(epoch=3, have=None)))
         assert read_down(stream.receive()[0], "a").version == 0
         stream.send(encode(Want(epoch=3, version=0, bucket=1)))

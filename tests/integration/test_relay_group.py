@@ -3,7 +3,7 @@
 import secrets
 
 import pytest
-from relay_hosts import RelayPlay, eventually, relay_root
+from relay_hosts import GROUP_S, RelayPlay, eventually, relay_root
 
 from relax_actor.dcs.manifest import OWNER, bucket_label
 from relax_actor.dcs.relay.carrier import GlooCarrier, GroupBrokenError
@@ -148,7 +148,7 @@ class Damaging(GlooCarrier):
 def test_a_bucket_damaged_on_its_way_comes_once_more_along_the_chain(play, monkeypatch):
     a = play.host("a", group=NAMES)
     monkeypatch.setattr("relax_actor.dcs.relay.riding.IN_FLIGHT", 1)
-    b = play.host("b", group=NAMES, join=lambda seat: Damaging(seat, "127.0.0.1"))
+    b = play.host("b", group=NAMES, join=lambda seat: Damaging(seat, "127.0.0.1", deadline_s=GROUP_S))
     c = play.host("c", group=NAMES)
     play.await_group("b", "c")
     Damaging.damages = 1
@@ -249,8 +249,8 @@ def test_a_group_that_not_all_come_to_is_given_up_after_the_deadline(play):
     def stays_away(seat):
         raise GroupBrokenError(seat.epoch, "it stays away")
 
-    a = play.host("a", group=NAMES)
-    b = play.host("b", group=NAMES)
+    a = play.host("a", group=NAMES, group_s=0.7)
+    b = play.host("b", group=NAMES, group_s=0.7)
     c = play.host("c", group=NAMES, join=stays_away)
     eventually(lambda: a.of("relay_group_lost"))
     play.publish(0)
@@ -275,10 +275,6 @@ def test_a_seat_of_an_older_group_is_not_taken(play):
 
 def test_nobody_is_in_a_group_whose_key_it_does_not_have(play):
     a = play.host("a", group=NAMES)
-
-    def join(seat, meeting=None):
-        return GlooCarrier(seat, "127.0.0.1", meeting)
-
     b = play.host("b", group=NAMES)
     seats = b.puller.rider
     ask = seats._ask

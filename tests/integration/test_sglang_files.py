@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 from left_behind import LeftBehind
 from watching import ended_after, eventually
@@ -120,6 +121,7 @@ def test_a_file_is_told_by_a_look_at_the_last_moment(play):
     play.files.close()  # nobody looks by himself
     file = play.make("self")
     play.process.send_signal(signal.SIGSTOP)
+    eventually(lambda: psutil.Process(play.process.pid).status() == psutil.STATUS_STOPPED)
     play.files.look()
     assert file in play.seen
 

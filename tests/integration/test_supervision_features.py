@@ -1,5 +1,6 @@
 """Hooks, hangs, spares, monitors, links and stop deadlines, with real processes."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,8 +16,10 @@ from supervised_actors import PoisonedError, Worker
 from watching import QUICK, ended_after, events_of, eventually
 
 from relax_actor import Backoff, ChildSpec, Decision, Failure, Intensity, Supervisor, SupervisorSpec
+from relax_actor.actor.page import PageView
 from relax_actor.errors import ActorDied, RemoteError
 from relax_actor.supervision.spec import SpecError
+from transport.shm import ShmSpace
 
 
 def spec_of(*children, **fields):
@@ -45,10 +48,8 @@ def incarnation(tree, name="worker"):
 def test_a_method_over_its_max_runtime_is_a_hang(tmp_path, how):
     with Supervisor(spec_of(worker()), run_dir=tmp_path) as tree:
         method = getattr(Worker, how)
-        started = time.monotonic()
-        with pytest.raises(ActorDied):
+        with pytest.raises(ActorDied):  # and no CallTimeout
             tree.ref("worker", Worker).ask(method, *([600.0] if "limited" in how else [])).result()
-        assert time.monotonic() - started < 5.0
         assert incarnation(tree) == 2
         event = first_event(tree, "child_restarting")
     assert event["reason"] == f"hung: {how} ran longer than its max_runtime_s of 0.5 s"
@@ -68,23 +69,23 @@ def test_a_limited_method_in_time_is_answered(tmp_path):
     with Supervisor(spec_of(worker()), run_dir=tmp_path) as tree:
         ref = tree.ref("worker", Worker)
         for _ in range(5):
-            assert ref.ask(Worker.limited, 0.2).result() == "in time"
-        assert ref.ask(Worker.limited_async, 0.2).result() == "in time"
-        time.sleep(0.6)  # a forgotten limit would run out
+            assert ref.ask(Worker.limited_amply, 0.05).result() == "in time"
+        assert ref.ask(Worker.limited_amply_async, 0.05).result() == "in time"
+        time.sleep(3.0)  # a forgotten limit would run out
         assert incarnation(tree) == 1
 
 
 @pytest.mark.fault
 def test_who_is_busy_without_progress_hangs_and_who_reports_progress_does_not(tmp_path):
-    with Supervisor(spec_of(worker(hang_after_s=0.8)), run_dir=tmp_path) as tree:
+    with Supervisor(spec_of(worker(hang_after_s=2.5)), run_dir=tmp_path) as tree:
         ref = tree.ref("worker", Worker)
-        assert ref.ask(Worker.work, 2.5, report=True).result() == "done"
-        time.sleep(1.2)  # idle is not busy
+        assert ref.ask(Worker.work, 5.0, report=True).result() == "done"
+        time.sleep(3.0)  # idle is not busy
         assert incarnation(tree) == 1
         with pytest.raises(ActorDied):
             ref.ask(Worker.work, 600.0, report=False).result()
         event = first_event(tree, "child_restarting")
-    assert event["reason"] == "hung: busy with work (still at it) without progress for 0.8 s"
+    assert event["reason"] == "hung: busy with work (still at it) without progress for 2.5 s"
 
 
 @pytest.mark.fault
@@ -104,9 +105,8 @@ def test_who_holds_the_gil_is_neither_suspected_nor_unkillable(tmp_path):
         assert incarnation(tree) == 1
         pid = tree.pid("worker")
         ref.tell(Worker.hold_the_gil, 600)
-        time.sleep(0.2)
-        started = time.monotonic()
-    assert time.monotonic() - started < 5.0
+        space = ShmSpace(tree.run_id)
+        eventually(lambda: PageView.read(space, "worker", 1).method == "hold_the_gil")
     assert not psutil.pid_exists(pid)
     assert tree.wait(0).killed == ("worker#1",)
 
@@ -205,11 +205,9 @@ def test_a_spare_takes_over_at_once_under_the_name_and_next_incarnation_of_the_d
         eventually(lambda: len(events_of(tree, "spare_ready")) == 1)
         (spare,) = tree.status().spares
         spare_pid = tree.pid(spare)
-        started = time.monotonic()
         os.kill(tree.pid("worker/1"), signal.SIGKILL)
-        eventually(lambda: tree.pid("worker/1") == spare_pid)
+        eventually(lambda: tree.pid("worker/1") == spare_pid)  # long before the back-off is over
         who = tree.ref("worker/1", Worker).ask(Worker.who).result()
-        assert time.monotonic() - started < 5.0
         assert who == (spare_pid, 2, "worker/SPARE/1", "worker/1#2")
         assert (tmp_path / "logs" / "worker-1-2.log").exists()
         eventually(lambda: len(events_of(tree, "spare_ready")) == 2)
@@ -256,7 +254,7 @@ def test_a_monitor_tells_every_incarnation_in_order_with_one_end_each(tmp_path):
 
 def test_a_monitor_of_who_is_not_there_ends_at_once(tmp_path):
     with Supervisor(spec_of(worker()), run_dir=tmp_path) as tree, tree.monitor("nobody") as monitor:
-        assert str(monitor.next(5.0)) == "nobody#0 gone (noproc)"
+        assert str(monitor.next(20.0)) == "nobody#0 gone (noproc)"
 
 
 async def _watch(tree):
@@ -271,8 +269,6 @@ async def _watch(tree):
 
 
 def test_a_monitor_can_be_awaited(tmp_path):
-    import asyncio
-
     with Supervisor(spec_of(worker()), run_dir=tmp_path) as tree:
         said = asyncio.run(_watch(tree))
     assert said[-1] == "worker#1 gone (stopped)"
@@ -299,10 +295,8 @@ def test_linked_actors_share_their_fate_both_ways(tmp_path):
 @pytest.mark.fault
 def test_a_stop_ends_at_its_total_deadline_and_says_who_was_killed(tmp_path):
     spec = spec_of(*(worker(id=name, shutdown_s=60.0) for name in "abc"))
-    with Supervisor(spec, run_dir=tmp_path, stop_total_s=0.5) as tree:
+    with Supervisor(spec, run_dir=tmp_path, stop_total_s=4.0) as tree:
         os.kill(tree.pid("b"), signal.SIGSTOP)
-        started = time.monotonic()
-    assert time.monotonic() - started < 5.0
     finished = tree.wait(0)
     assert finished.outcome == "ok"
     assert sorted(finished.killed) == ["a#1", "b#1"]
@@ -310,6 +304,7 @@ def test_a_stop_ends_at_its_total_deadline_and_says_who_was_killed(tmp_path):
 
 EMBEDDING = """
     import json, signal, sys, time
+    from pathlib import Path
     from supervised_actors import Worker
     from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 
@@ -318,7 +313,7 @@ EMBEDDING = """
         shutdown_s = float(sys.argv[1])
         worker = ChildSpec(id="worker", actor=Worker, shutdown_s=shutdown_s)
         spec = SupervisorSpec(id="root", children=(worker,))
-        with Supervisor(spec) as tree:
+        with Supervisor(spec, run_dir=Path(sys.argv[2])) as tree:
             reply = tree.ref("worker", Worker).within(600).ask(Worker.work, 600.0, report=False)
             print(json.dumps(tree.pid("worker")), flush=True)
             reply.result()
@@ -328,13 +323,13 @@ EMBEDDING = """
 @pytest.mark.fault
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_ctrl_c_in_a_blocked_call_ends_the_tree_in_bounded_time(tmp_path, interrupts):
-    """Once: within the children's `shutdown_s`. Twice: now."""
+    """Once: within the children's `shutdown_s`. Twice: now, and not in ten minutes."""
     script = tmp_path / "embed.py"
     script.write_text(textwrap.dedent(EMBEDDING))
     support = Path(__file__).parents[1] / "support"
     paths = [str(support), *filter(None, [os.environ.get("PYTHONPATH")])]
     program = subprocess.Popen(
-        [sys.executable, str(script), "1.0" if interrupts == 1 else "60.0"],
+        [sys.executable, str(script), "1.0" if interrupts == 1 else "600.0", str(tmp_path / "run")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -343,14 +338,30 @@ def test_ctrl_c_in_a_blocked_call_ends_the_tree_in_bounded_time(tmp_path, interr
     )
     with ended_after(program):
         pid = int(program.stdout.readline())
-        started = time.monotonic()
         program.send_signal(signal.SIGINT)
         if interrupts == 2:
-            time.sleep(0.5)
+            events = tmp_path / "run" / "events.jsonl"
+            eventually(lambda: "supervisor_stopping" in events.read_text())
             program.send_signal(signal.SIGINT)
         error = program.stderr.read()
         code = program.wait(30)
-    assert time.monotonic() - started < 10.0
     assert "KeyboardInterrupt" in error
     assert code != 0
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.fault
+def test_ctrl_c_while_the_tree_is_told_to_stop_leaves_nothing(tmp_path, monkeypatch):
+    """The second one may come before anybody waits for the end."""
+    tree = Supervisor(spec_of(worker(shutdown_s=600.0)), run_dir=tmp_path)
+    stop = tree.stop
+
+    def stop_and_be_interrupted(reason):
+        stop(reason)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tree, "stop", stop_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt), tree:
+        pid = tree.pid("worker")
+    assert tree.wait(0) is not None
     assert not psutil.pid_exists(pid)

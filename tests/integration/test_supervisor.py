@@ -78,7 +78,7 @@ def test_too_many_restarts_end_the_tree_with_the_first_cause(tmp_path):
             pid = tree.pid("counter")
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: tree.pid("counter") != pid or tree.wait(0) is not None)  # noqa: B023
-        finished = tree.wait(10)
+        finished = tree.wait(30)
     assert finished.outcome == "failed"
     assert "SIGKILL" in finished.reason
     assert "counter" in finished.reason

@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 from watching import eventually
@@ -16,10 +16,12 @@ from transport.stream import (
     StreamTimeoutError,
 )
 
+PATIENCE_S = 30.0
+
 
 @pytest.fixture
 def listener():
-    made = StreamListener("127.0.0.1", timeout_s=0.2)
+    made = StreamListener("127.0.0.1", timeout_s=PATIENCE_S)
     yield made
     made.close()
 
@@ -27,16 +29,31 @@ def listener():
 @pytest.fixture
 def pair(listener):
     """Both ends of a stream."""
+    with both_ends(listener, PATIENCE_S) as ends:
+        yield ends
+
+
+@pytest.fixture
+def hasty(listener):
+    """Both ends of a stream, of which the first does not wait for long."""
+    with both_ends(listener, 0.2) as ends:
+        yield ends
+
+
+@contextmanager
+def both_ends(listener, timeout_s):
     there, met, done = [], threading.Event(), threading.Event()
 
     def on_stream(stream):
         there.append(stream)
         met.set()
-        done.wait(20)
+        done.wait()
 
-    with Stream.connect(listener.address, listener.ticket(on_stream), 0.2) as here:
-        assert met.wait(5)
-        yield here, there[0]
+    try:
+        with Stream.connect(listener.address, listener.ticket(on_stream), timeout_s) as here:
+            assert met.wait(20)
+            yield here, there[0]
+    finally:
         done.set()
 
 
@@ -56,14 +73,14 @@ def test_records_and_payloads_arrive_in_order_and_payloads_in_place(pair):
     assert target == payload
 
 
-def test_silence_is_a_timeout_that_says_how_long(pair):
-    here, _ = pair
+def test_silence_is_a_timeout_that_says_how_long(hasty):
+    here, _ = hasty
     with pytest.raises(StreamTimeoutError, match=r"sent nothing for 0\.2 s"):
         here.receive()
 
 
-def test_an_end_that_takes_nothing_is_a_timeout(pair):
-    here, _ = pair
+def test_an_end_that_takes_nothing_is_a_timeout(hasty):
+    here, _ = hasty
     with pytest.raises(StreamTimeoutError, match=r"took nothing for 0\.2 s"):
         here.send(b"x", memoryview(bytearray(64 << 20)))
 
@@ -78,7 +95,7 @@ def test_the_end_of_the_other_side_is_told(pair):
 def test_whoever_waits_is_woken_when_the_stream_is_ended(pair):
     here, _ = pair
     threading.Timer(0.02, here.end).start()
-    with pytest.raises(StreamError):
+    with pytest.raises(StreamError, match="was ended by the other end"):  # and no time-out
         here.receive()
     here.close()
     here.end()
@@ -120,12 +137,12 @@ def test_a_stranger_hears_nothing(listener, said):
 def test_a_ticket_is_good_once_and_for_its_time(listener, monkeypatch):
     served = []
     ticket = listener.ticket(served.append)
-    Stream.connect(listener.address, ticket, 1.0).close()
+    Stream.connect(listener.address, ticket, PATIENCE_S).close()
     eventually(lambda: served)
-    Stream.connect(listener.address, ticket, 1.0).close()
+    Stream.connect(listener.address, ticket, PATIENCE_S).close()
     eventually(lambda: listener.refused == 1)
     monkeypatch.setattr("transport.stream.TICKET_S", 0.0)
-    Stream.connect(listener.address, listener.ticket(served.append), 1.0).close()
+    Stream.connect(listener.address, listener.ticket(served.append), PATIENCE_S).close()
     eventually(lambda: listener.refused == 2)
     assert len(served) == 1
 
@@ -136,8 +153,8 @@ def test_a_stranger_who_says_nothing_is_closed_and_too_many_are_not_met(monkeypa
     listener = StreamListener("127.0.0.1", timeout_s=1.0)
     where = (listener.address.host, listener.address.port)
     with (
-        socket.create_connection(where, timeout=5) as silent,
-        socket.create_connection(where, timeout=5) as next_one,
+        socket.create_connection(where, timeout=20) as silent,
+        socket.create_connection(where, timeout=20) as next_one,
     ):
         assert next_one.recv(1) == b""
         assert silent.recv(1) == b""
@@ -156,8 +173,8 @@ def test_ipv6_works_where_there_is_any():
     except OSError:
         pytest.skip("no IPv6 here")
     served = threading.Event()
-    with Stream.connect(listener.address, listener.ticket(lambda _: served.set()), 1.0):
-        assert served.wait(5)
+    with Stream.connect(listener.address, listener.ticket(lambda _: served.set()), PATIENCE_S):
+        assert served.wait(20)
     assert isinstance(listener.address, Address)
     listener.close()
 

@@ -5,6 +5,7 @@ import time
 
 import msgspec
 import numpy as np
+import sample_actors
 
 from relax_actor import Actor, endpoint, gather
 
@@ -43,8 +44,8 @@ class Worker(Actor):
         return self.order
 
     @endpoint
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def wait_for(self, path: str) -> None:
+        sample_actors.wait_for(path)
 
     @endpoint
     def work_until_cancelled(self, seconds: float) -> None:
@@ -107,8 +108,9 @@ class Worker(Actor):
         return self.ctx.replica
 
     @endpoint
-    def delayed_replica(self, step_s: float) -> int:
-        time.sleep(step_s * (3 - self.ctx.replica))
+    def replica_in_turn(self, folder: str) -> int:
+        """Return who this is, once the folder has a file of that name."""
+        sample_actors.wait_for(f"{folder}/{self.ctx.replica}")
         return self.ctx.replica
 
     @endpoint

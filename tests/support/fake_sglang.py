@@ -14,6 +14,7 @@ that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
     cut_off         how many requests it cuts off unasked
     bad             field -> what /generate answers for it instead
     kv_tokens       what its cache holds
+    hold            a file and a number: no request gets more tokens than that while there is the file
     once            a file: where it is there already, all of this but `token_s` is forgotten; else it is made
 
 It is a double of the server, not of our code: tests/sglang holds the real one to the same.
@@ -143,6 +144,9 @@ class Fake:
                     self.advance(request)
 
     def advance(self, request: Request) -> None:
+        file, most = self.script.get("hold", ("", 0))
+        if file and len(request.tokens) >= most and os.path.exists(file):  # noqa: PTH110 - every few ms
+            return
         if self.cut_off and len(request.tokens) == 2:
             self.cut_off -= 1
             request.end({"type": "abort", "message": "no memory"})

@@ -29,7 +29,11 @@ from transport.errors import TransportError
 from transport.shm import ShmSpace
 from transport.stream import Stream, StreamListener
 
-PATIENCE_S = 1.0
+PATIENCE_S = 20.0
+ALIVE_S = 0.25
+SUSPECT_S = 4.0
+GROUP_S = 8.0
+"""Most of them are only met where somebody stands still, and a busy machine stands still for seconds."""
 
 
 @contextmanager
@@ -76,7 +80,8 @@ class RelayHost:
         *,
         keep=2,
         budget_bytes=0,
-        patience_s=PATIENCE_S,
+        suspect_s=SUSPECT_S,
+        group_s=GROUP_S,
         proxies=None,
         group=(),
         incarnation=1,
@@ -86,18 +91,18 @@ class RelayHost:
         self.events = []
         self.links = []
         self.failure = None
-        self._patience_s = patience_s
+        self._group_s = group_s
         shelf = Shelf(space, keep=keep, budget_bytes=budget_bytes) if before else None
         self.store = PausableStore(space, shelf)
         self.receiver = PolicyReceiver(space)
-        self.listener = StreamListener("127.0.0.1", patience_s)
+        self.listener = StreamListener("127.0.0.1", PATIENCE_S)
         self.away = False  # whether it does not answer
         self.proxies = proxies or {}  # by upstream: takes the address, gives another
         self._closed = threading.Event()
         self.puller = self.leader = None
         self.holder = Holder(name, incarnation)
         if before:
-            chain = Chain([host.name for host in before], suspect_s=patience_s * 4)
+            chain = Chain([host.name for host in before], suspect_s=suspect_s)
             intake = Intake(self.store, self.emit)
             rider = Rider(intake, self.ask, join or self.join, retry_s=0.02) if group else None
             self.puller = Puller(self.store, intake, chain, self.dial, self.emit, retry_s=0.02, rider=rider)
@@ -142,17 +147,17 @@ class RelayHost:
         return self.before[0].leader.seat(self.holder, have)
 
     def join(self, seat, meeting=None):
-        return GlooCarrier(seat, "127.0.0.1", meeting)
+        return GlooCarrier(seat, "127.0.0.1", meeting, deadline_s=self._group_s)
 
     def dial(self, name, epoch):
         upstream = next(host for host in self.before if host.name == name)
         if upstream.away:
-            raise CallTimeout(name, "link", self._patience_s, Executed.NO, "it is away")
-        link = ServingLink(upstream.store, self.name, epoch, alive_s=self._patience_s / 4)
+            raise CallTimeout(name, "link", PATIENCE_S, Executed.NO, "it is away")
+        link = ServingLink(upstream.store, self.name, epoch, alive_s=ALIVE_S)
         upstream.links.append(link)
         ticket = upstream.listener.ticket(lambda stream: upstream.serve(link, stream))
         address = self.proxies.get(name, lambda address: address)(upstream.listener.address)
-        return Stream.connect(address, ticket, self._patience_s)
+        return Stream.connect(address, ticket, PATIENCE_S)
 
     def serve(self, link, stream):
         with suppress(TransportError, RelayError):
@@ -184,9 +189,9 @@ class RelayHost:
             self.puller.close()
         if self.leader is not None:
             self.leader.close()
-            self._leading.join(10)
+            self._leading.join(30)
             assert not self._leading.is_alive()
-        self._thread.join(10)
+        self._thread.join(30)
         assert not self._thread.is_alive()
         self.store.close()
 
@@ -221,6 +226,9 @@ class RelayPlay:
         return self.publisher().publish(PolicyVersion(version), version, weights(version, **shape))
 
     def close(self):
+        for host in self.hosts:
+            if host.leader is not None:
+                host.leader.close()  # before those it would seat
         for host in reversed(self.hosts):
             host.close()
         if self._publisher is not None:

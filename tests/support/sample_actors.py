@@ -40,6 +40,10 @@ class Counter(Actor):
         time.sleep(seconds)
 
     @endpoint
+    def wait_for(self, path: str) -> None:
+        wait_for(path)
+
+    @endpoint
     def die(self, signal_number: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), signal_number)
         time.sleep(60)
@@ -74,7 +78,14 @@ class Busy(Actor):
     @endpoint
     def spin(self, seconds: float) -> None:
         print("spinning")  # noqa: T201 - into its log
+        os.nice(10)  # this thread: it need not keep the cores from other tests
         spin_here(seconds)
+
+
+def wait_for(path: str) -> None:
+    """Be busy until there is such a file."""
+    while not os.path.exists(path):  # noqa: PTH110 - all day long
+        time.sleep(0.005)
 
 
 def spin_here(seconds: float) -> None:

@@ -46,6 +46,18 @@ class Worker(Actor):
         await asyncio.sleep(seconds)
         return "in time"
 
+    @endpoint(max_runtime_s=2.5)
+    def limited_amply(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "in time"
+
+    @endpoint(max_runtime_s=2.5)
+    async def limited_amply_async(self, seconds: float) -> str:
+        import asyncio
+
+        await asyncio.sleep(seconds)
+        return "in time"
+
     @endpoint(max_runtime_s=0.5)
     def stop_in_it(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -29,6 +29,7 @@ class Call(Record, frozen=True, kw_only=True, tag="call"):
     sender_incarnation: int
     to_incarnation: int
     budget_s: float  # what is left of the caller's deadline; clocks of two hosts are never compared
+    until_s: float = 0.0  # the deadline on the clock that both have; 0 between hosts
     wants_reply: bool = True
     body: bytes = b""
     bulk: tuple[BulkRef, ...] = ()
