@@ -238,7 +238,7 @@ def test_collected_requests_go_on_as_prefixes(server: Server, updater_of: Any) -
     prompt = PROMPT + part["output_ids"]
     rest = server.begin(prompt, 400 - len(part["output_ids"]), new).result(60)
     assert _gap(server, new, (prompt, rest)) < CLOSE
-    assert report.paused_s < 5
+    assert 0 < report.paused_s <= report.seconds
 
 
 def test_an_update_that_breaks_off_is_in_doubt_and_never_the_new_version(

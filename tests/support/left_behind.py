@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from relax_actor.engines.sglang.server_files import SEGMENTS, SHARED_MEMORY
@@ -19,7 +20,7 @@ from transport import leavings
 
 MARK = "RELAX_ACTOR_TEST"
 LOOK_S = 0.01
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 """How long what is dying may take."""
 
 
@@ -58,7 +59,8 @@ class LeftBehind:
         files = [str(file) for file in self.files if file.exists()]
         processes = [f"{pid}: {_title(pid)}" for pid in self._processes()]
         kept = socket_folders()  # that of the folders of runs and servers
-        temporary = [str(path) for path in Path(self._folder).rglob("*") if path != kept]
+        inside = [Path(top, name) for top, *names in os.walk(self._folder) for name in chain(*names)]
+        temporary = [str(path) for path in inside if path != kept]
         return [*files, *processes, *temporary]
 
     def _watch(self) -> None:
