@@ -19,7 +19,7 @@ from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.spec import Backoff, ChildSpec, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
 
-TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.5, margin_s=1.0)
+TERMS = LeaseTerms(ttl_s=6.0, renew_s=0.5, margin_s=1.0)
 
 
 def main(folder: Path) -> None:

@@ -183,7 +183,7 @@ def running_of(run_id: str) -> list[str]:
     return found + shm + sockets
 
 
-def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 15.0) -> float:
+def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 60.0) -> float:
     """Return how long it took until nothing of a run was left, in seconds.
 
     Args:
