@@ -26,7 +26,7 @@ from relax_actor.placement import Seat
 from relax_actor.supervision.spec import RestartType
 from relax_actor.telemetry import read_events
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 SLOW_TOKENS = {"scripted_token_s": 0.02}
 LONG_TERMS = LeaseTerms(ttl_s=10.0, renew_s=0.5, margin_s=0.5)

@@ -128,7 +128,7 @@ def test_a_batch_trained_on_in_parts_has_the_same_weights_whoever_dies(run_loop)
         *kills("rollout/0", ("first_token", 5)),
         *kills("rollout/1", ("ready_sent", 2)),
         *kills("trainer", ("batch_leased", 7)),
-        *kills("queue", ("queue_committed", 60)),
+        *kills("queue", ("queue_committed", 40)),
     ]
     quiet, stormy = run_loop(**streamed), run_loop(plan=plan, **streamed)
     assert sorted(stormy.killed) == sorted(fault.actor for fault in plan), stormy.log

@@ -17,7 +17,7 @@ from relax_actor.faults import Action, Fault
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 VICTIM = "rollout/0"
 

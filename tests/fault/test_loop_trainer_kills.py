@@ -10,7 +10,7 @@ from loop_run import (
 
 from relax_actor.faults import Action, Fault
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 
 def assert_each_life_began_at_a_checkpoint(run):

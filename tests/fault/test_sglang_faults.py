@@ -23,7 +23,7 @@ from relax_actor.telemetry import Event, read_events
 from relax_actor.transfer_queue.events import ChunkPut, SamplesPut
 from relax_actor.transfer_queue.journal import read
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_server_that_fails_costs_a_restart_of_its_rollout_and_nothing_else(
     health_s = 1.0 if says == "generated nothing" else 20.0
     run = loop(rollout=rollout(health_s=health_s, once=str(tmp_path / "once"), **script))
 
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # for the only server, as long as its start takes
     assert_trainer_went_on(run)
     assert_active_at_the_end(run, "rollout/0")
     died = run.of("child_exited", child="rollout/0")[0]
@@ -114,7 +114,7 @@ def test_a_kill_in_mid_group_loses_no_sample_and_leaves_no_server(loop, rollout,
 
     run = loop.until(is_back, rollout=rollout(token_s=0.01), on_tick=kill)
 
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # for the only server, as long as its start takes
     assert_trainer_went_on(run)
     assert len(killed) == 3
     assert len(started(run)) >= 4
@@ -163,7 +163,7 @@ def test_partial_samples_go_on_where_another_server_died(loop, rollout):
     settings = rollout(token_s=0.02) | {"chunk_tokens": 4, "max_new_tokens": 60}
     run = loop.until(is_continued, rollout=settings, on_tick=kill)
 
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # for the only server, as long as its start takes
     assert run.of("samples_continued")
 
 
@@ -204,7 +204,7 @@ def test_a_spare_takes_over_with_its_server_running(loop, rollout):
         on_tick=kill,
     )
 
-    assert_kept_its_promises(run)
+    assert_kept_its_promises(run, waits=False)  # for the only server, as long as its start takes
     assert_active_at_the_end(run, "rollout/0")
     (taken,) = run.of("restart_by_spare")
     (active,) = run.of("child_active", child="rollout/0", incarnation=taken["incarnation"])

@@ -3,7 +3,7 @@
 import pytest
 from loop_run import assert_kept_its_promises, assert_trained_in_order, kills
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 TIGHT = {"max_size_gb": 5e-7}
 """Half a kilobyte: some samples stay, most move."""

@@ -36,8 +36,10 @@ class Launched:
         """Return once there is an event of a kind with these fields; fail if the launch ends before."""
 
         def is_there() -> bool:
-            assert self.process.poll() is None, self.output()
-            return any(fields.items() <= event.items() for event in self.events(kind))
+            has_ended = self.process.poll() is not None
+            found = any(fields.items() <= event.items() for event in self.events(kind))
+            assert found or not has_ended, self.output()
+            return found
 
         eventually(is_there, timeout_s)
 
