@@ -25,7 +25,7 @@ class Waker:
         (pid,) = {event["pid"] for event in events if is_spawn_of(self.actor, event)} or (0,)
         if self.woken_at or not pid or psutil.Process(pid).status() != psutil.STATUS_STOPPED:
             return
-        silent_since = max(event["m"] for event in events if event["actor"] == self.actor)
+        silent_since = max((event["m"] for event in events if event["actor"] == self.actor), default=0.0)
         expired = [event["m"] for event in expiries(events, self.actor) if event["m"] > silent_since]
         trained = [event["m"] for event in events if event["kind"] == "step"]
         if expired and trained and trained[-1] > expired[0]:

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from loop_faults import is_kill, standstill, stopped_trainer
+from loop_faults import standstill, stopped_trainer
 from loop_run import (
     assert_active_at_the_end,
     assert_kept_its_promises,
@@ -13,6 +13,7 @@ from loop_run import (
     kills,
 )
 
+from relax_actor.engines.sglang.watch import is_ending
 from relax_actor.faults import Action, Fault
 from relax_actor.telemetry import read_events
 from transport.shm import ShmSpace
@@ -46,10 +47,11 @@ class StoppedTrainer:
         elif not self.continued_at:
             back = [each for each in events if each["kind"] == "child_active" and each["child"] == VICTIM]
             if back and back[-1]["incarnation"] >= self._lives:
-                self._go_on(back[-1], [each["child"] for each in events if is_kill(each)])
+                self._go_on(back[-1], events)
 
-    def _go_on(self, back, killed):
-        if self._together_with and self._together_with not in killed:
+    def _go_on(self, back, events):
+        other = [each["pid"] for each in spawns_of(self._together_with, events)]
+        if other and not is_ending(other[0]):  # it did not answer in time: nothing was borrowed
             self._lives += 1
             os.kill(back["pid"], signal.SIGKILL)
         else:
@@ -75,6 +77,10 @@ class StoppedTrainer:
             for event in run.of("policy_installed", actor=VICTIM, inc=self._lives)
             if self.stopped_at <= event["m"] <= self.continued_at
         ]
+
+
+def spawns_of(actor, events):
+    return [each for each in events if each["kind"] == "child_spawned" and each["child"] == actor]
 
 
 @pytest.mark.parametrize("engine", ["scripted", "transformers"])

@@ -77,11 +77,11 @@ class Watch:
 def _ends_too(pidfd: int, pid: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return _is_ending(pid) or bool(poll.poll(FAMILY_S * 1000)) or _is_ending(pid)
+    return is_ending(pid) or bool(poll.poll(FAMILY_S * 1000)) or is_ending(pid)
 
 
-def _is_ending(pid: int) -> bool:
-    """Whether the first thread of a process has ended, or is to."""
+def is_ending(pid: int) -> bool:
+    """Whether a process is gone, or its first thread has ended or is to."""
     try:  # in this order: what waits for it in the first shows in the second later
         status = Path(f"/proc/{pid}/status").read_text()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
