@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TextIO
 
 from launcher.console import Display, render
@@ -17,6 +17,11 @@ from launcher.wording import clean
 from relax_actor.telemetry import read_events
 
 POLL_S = 0.2
+
+STOP = (signal.SIGTERM,)
+KILL = (signal.SIGTERM, signal.SIGINT)
+"""Of two numbers: the kernel merges signals of one that nobody has taken yet, and a second SIGTERM is taken
+for an echo of the first (see `interrupts`)."""
 
 
 def status(folder: RunFolder, out: TextIO, *, as_json: bool = False) -> None:
@@ -63,7 +68,7 @@ def stop(folder: RunFolder, out: TextIO, *, kill: bool = False, timeout_s: float
         return 0
     if holder.host != os.uname().nodename:
         raise RunFolderError(f"`{folder.path}` runs on {holder.host}", f"run this command on {holder.host}")
-    gone = _signal_and_wait(holder, times=2 if kill else 1, timeout_s=timeout_s)
+    gone = _signal_and_wait(holder, KILL if kill else STOP, timeout_s=timeout_s)
     out.write(f"{'stopped' if gone else 'still stopping'}: {holder}\n")
     return 0 if gone else 1
 
@@ -95,7 +100,9 @@ def _liveness(state: RunState, folder: RunFolder) -> str:
     return f"ended with exit code {state.ended.get('exit_code')}: {clean(state.ended.get('reason'))}"
 
 
-def _signal_and_wait(holder: LockHolder, *, times: int, timeout_s: float | None) -> bool:
+def _signal_and_wait(
+    holder: LockHolder, numbers: Sequence[signal.Signals], *, timeout_s: float | None
+) -> bool:
     """Signal exactly that process, through a pidfd, which cannot name another one."""
     try:
         pidfd = os.pidfd_open(holder.pid)
@@ -104,17 +111,20 @@ def _signal_and_wait(holder: LockHolder, *, times: int, timeout_s: float | None)
     try:
         if not holder.is_alive:  # the pid was given to another process before it was opened
             return True
-        return _until_gone(pidfd, lambda: signal.pidfd_send_signal(pidfd, signal.SIGTERM), times, timeout_s)
+        return _until_gone(pidfd, numbers, timeout_s)
+    except ProcessLookupError:  # it has ended meanwhile, and somebody has waited for it
+        return True
     finally:
         os.close(pidfd)
 
 
-def _until_gone(pidfd: int, send: Callable[[], None], times: int, timeout_s: float | None) -> bool:
-    for _ in range(times - 1):  # pending signals of one number merge, so each must be taken before the next
-        send()
+def _until_gone(pidfd: int, numbers: Sequence[signal.Signals], timeout_s: float | None) -> bool:
+    *first, last = numbers
+    for number in first:
+        signal.pidfd_send_signal(pidfd, number)
         if _is_gone(pidfd, POLL_S):
             return True
-    send()
+    signal.pidfd_send_signal(pidfd, last)
     return _is_gone(pidfd, timeout_s)
 
 

@@ -43,10 +43,10 @@ def sbatch(options: LaunchOptions, argv: Sequence[str], *, name: str, folder: st
         "",
         f"attempt={quoted}/attempt_${{SLURM_RESTART_COUNT:-0}}",
         'mkdir -p "$attempt"',
+        "trap 'kill -USR2 $!' USR2  # the time is almost over: keep a checkpoint and leave",
+        "trap 'kill -TERM $!' TERM",
         f'{shlex.join(argv)} >>"$attempt/head.log" 2>&1 &',
         "head=$!",
-        "trap 'kill -USR2 $head' USR2  # the time is almost over: keep a checkpoint and leave",
-        "trap 'kill -TERM $head' TERM",
         "while kill -0 $head 2>/dev/null; do wait $head; done",
         "wait $head; code=$?",
         *(

@@ -19,12 +19,10 @@ from launcher.errors import RunFolderError
 from launcher.lives import ALIVE, Life
 from launcher.view import RunView
 from launcher.wording import clean
-from relax_actor.node.facts import ProcessFacts, catches
+from relax_actor.node.facts import Handling, ProcessFacts, catches
 from relax_actor.stacks import ThreadStack, is_dump_line, parse_dump
 
 POLL_S = 0.02
-SETTLED_S = 0.1
-"""A dump is over when the log has not grown for so long after its first line."""
 
 
 def stack(view: RunView, out: TextIO, word: str, *, timeout_s: float = 5.0, as_json: bool = False) -> None:
@@ -117,28 +115,27 @@ def _dumped(life: Life, timeout_s: float) -> list[str]:
         RunFolderError: nothing came in time.
     """
     log = Path(life.log)
-    before = log.stat().st_size
+    before, handling = log.stat().st_size, Handling(life.pid, signal.SIGUSR1)
     pidfd = os.pidfd_open(life.pid)
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
     finally:
         os.close(pidfd)
-    lines = _settled_lines(log, before, time.monotonic() + timeout_s)
+    lines = _whole_dump(log, before, handling, time.monotonic() + timeout_s)
     if not lines:
         fact = f"`{life}` (pid {life.pid}) did not dump its stacks within {timeout_s:g} s"
         raise RunFolderError(fact, "it is in the kernel and takes no signal (state D), or its log is full")
     return lines
 
 
-def _settled_lines(log: Path, before: int, deadline: float) -> list[str]:
-    """Return what was dumped after `before` bytes once that has not grown for a while, or by the deadline."""
+def _whole_dump(log: Path, before: int, handling: Handling, deadline: float) -> list[str]:
+    """Return what was dumped after `before` bytes: all of it, unless that took until the deadline."""
     lines: list[str] = []
-    grown_at = time.monotonic()
-    while time.monotonic() < deadline and not (lines and time.monotonic() - grown_at >= SETTLED_S):
+    is_over = False
+    while time.monotonic() < deadline and not (lines and is_over):
         time.sleep(POLL_S)
-        now = _new_lines(log, before)
-        if len(now) > len(lines):
-            lines, grown_at = now, time.monotonic()
+        is_over = handling.is_over  # before it is read: then all is there
+        lines = _new_lines(log, before)
     return lines
 
 

@@ -3,6 +3,8 @@
 Not `launcher.cli` directly: the working directory or PYTHONPATH may hold a user's own `launcher.py`.
 """
 
+import signal
+
 from relax_actor._neighbours import claim
 
 
@@ -11,7 +13,10 @@ def main() -> None:
     claim("launcher")
     from launcher.cli import main as run  # noqa: PLC0415 - only after the name is ours
 
-    run()
+    try:
+        run()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over: its exit code is that of the command
 
 
 if __name__ == "__main__":

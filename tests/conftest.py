@@ -54,7 +54,8 @@ class TinyModel:
     def rows(self, n: int) -> Path:
         """Write a JSONL file of `n` rows `{"prompt": "reverse WORD", "label": "DROW"}`, all different."""
         path = self.folder / f"rows-{n}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in itertools.islice(_rows(), n)))
+        if not path.exists():  # it may be read by a run that goes on
+            path.write_text("".join(json.dumps(row) + "\n" for row in itertools.islice(_rows(), n)))
         return path
 
 

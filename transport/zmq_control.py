@@ -120,10 +120,14 @@ class ZmqNetwork:
         self._open.add(channel)
         return channel
 
-    def close(self) -> None:
-        """Close everything this network made; the second time does nothing."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close everything this network made; the second time does nothing.
+
+        Args:
+            linger_s: how long what was accepted may take to leave this process; 0 forgets it.
+        """
         for end in tuple(self._open):
-            end.close()
+            end.close(linger_s)
         if self._gatekeeper:
             self._gatekeeper.close()
         self._context.term()
@@ -200,14 +204,19 @@ class ZmqListener:
                 raise
             raise PeerUnreachable(peer, str(self._address)) from None
 
-    def close(self) -> None:
-        """Give the address up, for somebody else to take at once; the second time does nothing."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Give the address up, for somebody else to take at once; the second time does nothing.
+
+        Args:
+            linger_s: as of a network; then the address is free when the network is closed.
+        """
         if not self._pump.closed:
             _remove_socket_file(self._address)
-            self._socket.unbind(_endpoint_of(self._socket))
-            self._monitor.wait_until_unbound()
+            if not linger_s:  # to stop listening ends the connections, and what waits for them is lost
+                self._socket.unbind(_endpoint_of(self._socket))
+                self._monitor.wait_until_unbound()
             self._monitor.close()
-            self._pump.close()
+            self._pump.close(linger_s)
             self._on_close(self)
 
     def _receive(self, frames: list[memoryview]) -> None:
@@ -246,10 +255,10 @@ class ZmqChannel:
         except zmq.Again:
             raise ChannelFull(str(self._address), self._limits.high_water_messages) from None
 
-    def close(self) -> None:
+    def close(self, linger_s: float = 0.0) -> None:
         """Disconnect and forget all waiting messages; the second time does nothing."""
         if not self._pump.closed:
-            self._pump.close()
+            self._pump.close(linger_s)
             self._on_close(self)
 
 

@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 _READABLE: Final = select.EPOLLIN
 
+CATCH_UP_READS: Final = 64
+"""After so many a flood that was caught up with has to wait for its turn like any other."""
+
 Ready: TypeAlias = Sequence[tuple[int, int]]
 """What an epoll found: descriptors and events."""
 
@@ -92,6 +95,17 @@ class Hub:
                     self._take_turns()
             finally:
                 self._is_reading = False
+
+    def catch_up(self) -> None:
+        """Let every socket deliver what has arrived, unless it is a flood; not from inside of a `read`."""
+        with self.lock:
+            if self._is_closed:
+                return
+            self._look()
+            for _ in range(CATCH_UP_READS):
+                self.read()
+                if not self._turns:
+                    return
 
     def close(self) -> None:
         """Close the descriptors, after the sockets; the second time does nothing."""

@@ -80,14 +80,18 @@ class Pump:
             if not (self._drain_is_due or self._is_in_doubt):
                 self._doubt()
 
-    def close(self) -> None:
-        """Stop reading and close the socket, forgetting what waits in it; the second time does nothing."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Stop reading and close the socket; the second time does nothing.
+
+        Args:
+            linger_s: how long libzmq may go on sending what was accepted; 0 forgets it.
+        """
         if self.closed:
             return
         self.closed = True
         if not self._loop.is_closed():
             self._loop.remove_reader(self._descriptor)
-        self._socket.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
 
     def _woken(self) -> None:
         if not self._drain_is_due:  # else two would be due from now on, and a flood wakes often

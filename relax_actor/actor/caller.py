@@ -37,8 +37,8 @@ from transport.zmq_hub import Hub
 RETRY_FULL_S: Final = 0.001
 """How soon a send that met a full channel is tried again."""
 
-LATE_REPLY_S: Final = 0.02
-"""How long a dead actor's last replies may still be read for."""
+LATE_REPLY_S: Final = 0.25
+"""How long a dying actor's last replies may still be read for; when it is gone, what is not here is lost."""
 
 
 class Caller:
@@ -175,6 +175,7 @@ class Caller:
         return self._sockets.connect(address, partial(self._answered, peer))
 
     def _forget(self, dying: Dying) -> None:
+        self._hub.catch_up()
         with self._lock:
             self.calls.forget(dying)
         self.settle()

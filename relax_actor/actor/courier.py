@@ -250,7 +250,8 @@ class Courier:
         self._settle()
 
     def peer_gone(self, gone: PeerGone) -> None:
-        """Fail or keep the calls that were with this incarnation."""
+        """Fail or keep the calls that were with this incarnation, but for those whose answer is here."""
+        self._hub.catch_up()
         with self._lock:
             self.caller.gone(gone)
         self._settle()

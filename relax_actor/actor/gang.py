@@ -13,7 +13,7 @@ from relax_actor.actor.store import open_store
 from relax_actor.actor.wire import Regroup
 from relax_actor.errors import GangAborted
 
-NEWS_S = 2.0
+NEWS_S = 5.0
 """How long the news of a death may be behind the error that it brings to a neighbour's collective."""
 
 

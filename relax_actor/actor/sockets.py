@@ -3,12 +3,17 @@
 They belong to the hub's lock (`transport.zmq_hub`), which is held by whoever calls anything here.
 """
 
+from typing import Final
+
 from transport.address import Address
 from transport.control import Channel, Frames, Listener, OnReply, OnRequest
 from transport.errors import ChannelClosed, PeerUnreachable
 from transport.security import CurveKeys
 from transport.zmq_control import ZmqNetwork
 from transport.zmq_hub import Hub
+
+LINGER_S: Final = 1.0
+"""How long the last answers of a process may take to leave it, where libzmq's thread has to wait."""
 
 
 class Sockets:
@@ -58,8 +63,8 @@ class Sockets:
         self._connect_head()
 
     def close(self) -> None:
-        """Close them all."""
-        self._network.close()
+        """Close them all, once what was sent has left, or could not in time."""
+        self._network.close(LINGER_S)
 
     @property
     def remote_address(self) -> Address | None:

@@ -5,15 +5,25 @@ write. None of it is required: without the right to make one, process groups and
 """
 
 import os
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
 from relax_actor.node import process
+from transport.clock import Clock, SystemClock
 
 VARIABLE = "RELAX_ACTOR_CGROUPS"
 """`off` in the environment: make none."""
 
+OOM_LOOK_S = 2.0
+"""How often what the kernel counts is to be looked at."""
+
+OOM_RECENT_S = 10.0
+"""What was counted so long before a death was felt has nothing to do with it."""
+
 _PREFIX = "relax-actor-"
+
+SYSTEM_CLOCK = SystemClock()
 
 
 def root(run_id: str, agent: int, mounts: str | None = None, own: str | None = None) -> Path | None:
@@ -120,19 +130,33 @@ def enter(folder: str) -> None:
 class OomWatch:
     """Notices when the kernel killed for want of memory in the control group that this process shares.
 
+    It is not said who was killed, and others share the group, or the machine. So what was counted long before
+    a death says nothing of it.
+
     Args:
         path: a file with a line `oom_kill N`; by default that of this process' own control group, else the
             machine's.
+        clock: tells what is long ago.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path or _own_counter()
-        self._seen = _count(self._path) or 0
+    def __init__(self, path: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path, self._clock = path or _own_counter(), clock
+        self._looks: deque[tuple[float, int]] = deque()
+        self.look()
+
+    def look(self) -> None:
+        """Note the count; to be called every `OOM_LOOK_S`."""
+        now_s = self._clock.monotonic()
+        self._looks.append((now_s, _count(self._path) or 0))
+        while len(self._looks) > 1 and self._looks[1][0] <= now_s - OOM_RECENT_S:
+            self._looks.popleft()
 
     def evidence(self) -> str:
-        """Return what has happened since it was asked last; empty if nothing has."""
-        now = _count(self._path) or 0
-        risen, self._seen = now - self._seen, now
+        """Return what has happened lately and since it was asked last; empty if nothing has."""
+        self.look()
+        before, now = self._looks[0], self._looks[-1]
+        self._looks = deque([now])
+        risen = now[1] - before[1]
         return f"{self._path} oom_kill +{risen}" if risen > 0 else ""
 
 

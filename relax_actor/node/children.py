@@ -87,6 +87,7 @@ class Children:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._hangs = HangWatch(self._loop, self._hung)
+        self._look_at_oom()
 
     # -- birth ----------------------------------------------------------------------------------
 
@@ -205,6 +206,8 @@ class Children:
         """Tell the head, once, that an actor takes no more calls, and what its page says of them."""
         if not child.is_dying:
             child.is_dying = True
+            if notice.reason == signal.SIGKILL.name and not child.is_killed:
+                child.oom = self._oom.evidence()  # now: giving back its memory may take long
             self._hangs.forget(child.key)
             self._say(notice)
 
@@ -233,7 +236,11 @@ class Children:
     def _oom_evidence(self, child: _Child) -> str:
         if child.signal != signal.SIGKILL or child.is_killed:
             return ""
-        return self._cgroups.oom_evidence(*child.key) or self._oom.evidence()
+        return self._cgroups.oom_evidence(*child.key) or child.oom or self._oom.evidence()
+
+    def _look_at_oom(self) -> None:
+        self._oom.look()
+        self._loop.call_later(cgroup.OOM_LOOK_S, self._look_at_oom)
 
     def _keep_page(self, child: _Child) -> None:
         record = child.page()

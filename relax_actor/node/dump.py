@@ -7,28 +7,31 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from relax_actor.node.facts import Handling, look
+from relax_actor.node.process import start_time
+
 DUMPED_BY = signal.SIGUSR1
-DUMP_DEADLINE_S = 0.2
-_POLL_S = 0.005
-_QUIET_S = 0.02
+
+DUMP_DEADLINE_S = 3.0
+"""How long a process may take to write its stacks; one that is stopped is not waited for."""
+
+BEGIN_S = 0.2
+"""After so long a process that has no signal to take any more, and has written nothing, writes elsewhere."""
+
+_POLL_S = 0.01
 _SIGN = b"(most recent call first)"
 
 
 async def dump_stacks(pid: int, log: Path) -> None:
     """Have a live actor write its stacks (see `faulthandler`), also while C code holds the interpreter lock.
 
-    Returns when the dump is there and nothing more is written, or after `DUMP_DEADLINE_S`: a stopped process
-    writes nothing.
+    Returns when the dump is whole, or will not be.
     """
-    before, seen, since = size_of(log), size_of(log), time.monotonic()
-    deadline = since + DUMP_DEADLINE_S
+    before, since_s, handling = size_of(log), time.monotonic(), Handling(pid, DUMPED_BY)
     with suppress(ProcessLookupError):
         os.kill(pid, DUMPED_BY)
-    while (now := time.monotonic()) < deadline:
-        size = size_of(log)
-        if size != seen:
-            seen, since = size, now
-        elif size > before and now - since >= _QUIET_S and _SIGN in read_from(log, before):
+    while (waited_s := time.monotonic() - since_s) < DUMP_DEADLINE_S and _can_write(pid):
+        if handling.is_over and (waited_s >= BEGIN_S or _SIGN in read_from(log, before)):
             return
         await asyncio.sleep(_POLL_S)
 
@@ -40,6 +43,14 @@ def size_of(log: Path) -> int:
 
 def read_from(log: Path, offset: int) -> bytes:
     """Return what is in a log after so many bytes."""
-    with log.open("rb") as file:
-        file.seek(offset)
-        return file.read()
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            return file.read()
+    except FileNotFoundError:
+        return b""
+
+
+def _can_write(pid: int) -> bool:
+    facts = look(pid, start_time(pid))
+    return facts is not None and not facts.is_stopped

@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -66,3 +68,42 @@ def catches(pid: int, number: int) -> bool:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+class Handling:
+    """Whether a process is done with a signal that is sent to it once this is made.
+
+    A signal is pending until a thread takes it, and that thread blocks it for as long as its handler runs.
+    Between the two there is a moment at which neither is to be seen: who asks has seen that it has begun.
+
+    Args:
+        pid: on this host.
+        number: of the signal.
+    """
+
+    def __init__(self, pid: int, number: int) -> None:
+        self._pid, self._bit = pid, 1 << (number - 1)
+        self._takers = {thread for thread, seen in self._threads() if not self._has(seen, "SigBlk")}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no thread has it to take any more, or is in its handler; also of a process that is gone."""
+        return not any(
+            self._has(seen, "ShdPnd")
+            or self._has(seen, "SigPnd")
+            or (thread in self._takers and self._has(seen, "SigBlk"))
+            for thread, seen in self._threads()
+        )
+
+    def _has(self, seen: dict[str, str], mask: str) -> bool:
+        return bool(int(seen.get(mask, "0"), 16) & self._bit)
+
+    def _threads(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield each thread that has not ended, and its lines of `status` in proc(5)."""
+        with suppress(OSError):
+            for folder in Path(f"/proc/{self._pid}/task").iterdir():
+                with suppress(OSError):  # it has ended
+                    lines = (folder / "status").read_text("utf-8", "replace").splitlines()
+                    seen = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+                    if seen["State"][0] not in _GONE:
+                        yield folder.name, seen

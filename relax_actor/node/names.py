@@ -3,6 +3,7 @@
 import os
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 END_NOW = signal.SIGUSR2
@@ -31,12 +32,15 @@ def socket_folders() -> Path:
 def make_socket_dir(name: str) -> Path:
     """Make a private folder for sockets: short (AF_UNIX allows 107 bytes) and 0700; it may be there.
 
+    It may also be gone again, cleared away with what a dead run left: who opens a file in it will know.
+
     Raises:
         PermissionError: it belongs to another user.
     """
     folder = socket_folders() / name
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, exist_ok=True)
-        if each.stat().st_uid != os.getuid():
-            raise PermissionError(f"{each} belongs to another user")
+        with suppress(FileNotFoundError):
+            if each.stat().st_uid != os.getuid():
+                raise PermissionError(f"{each} belongs to another user")
     return folder

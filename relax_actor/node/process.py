@@ -13,7 +13,9 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
-ADOPTION_DEADLINE_S = 5.0
+ADOPTION_DEADLINE_S = 60.0
+"""Far longer than the process between needs to end, also on a busy machine: whoever waits cannot go on."""
+
 _POLL_S = 0.002
 
 

@@ -480,10 +480,14 @@ def test_finished_requests_are_returned_at_once(engine):
     assert engine.step() == []
 
 
-def test_a_short_sample_is_returned_while_a_long_one_goes_on(engine, long):
-    engine.submit([request(sample=0, max_new=long), request(sample=1, max_new=2)])
-    returned = next(done for _ in stepping() if (done := engine.step()))
-    assert [completion.request.key for completion in returned] == [(0, 1)]
+def test_a_short_sample_is_returned_while_a_long_one_goes_on(engine, kind, long):
+    """An engine that samples by itself may have finished both before it was looked at: then once more."""
+    for group in range(1 if KINDS[kind].lockstep else 20):
+        engine.submit([request(group, 0, max_new=long), request(group, 1, max_new=2)])
+        returned = next(done for _ in stepping() if (done := engine.step()))
+        if len(returned) == 1:
+            break
+    assert [completion.request.key for completion in returned] == [(group, 1)]
     assert engine.in_flight == 1
 
 

@@ -4,13 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import psutil
 import pytest
 from dying_actors import Mortal
-from watching import eventually
+from watching import descriptors_of, eventually
 
 from relax_actor import Backoff, ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.node import cgroup
@@ -102,8 +103,7 @@ def test_no_actor_and_no_zygote_has_a_descriptor_of_the_agents(tree):
     agent = psutil.Process(pid).parent()
 
     def sockets(process):
-        links = [str(fd.readlink()) for fd in Path(f"/proc/{process}/fd").iterdir() if fd.is_symlink()]
-        return {link for link in links if link.startswith("socket:")}
+        return {link for link in descriptors_of(process).values() if link.startswith("socket:")}
 
     assert sockets(agent.pid) & sockets(pid) == set()
     assert sockets(agent.pid) & sockets(zygote_of(tree).pid) == set()
@@ -124,6 +124,16 @@ HEAD = """
 """
 
 
+@pytest.fixture
+def own_runs(monkeypatch):
+    """Have the runs of this test apart from others: who starts one clears away the dead ones beside it."""
+    with tempfile.TemporaryDirectory() as folder:  # shorter than pytest's, as sockets need it
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield
+
+
+@pytest.mark.usefixtures("own_runs")
 def test_the_next_start_clears_away_what_a_run_left_that_was_killed_as_a_whole(tmp_path):
     """Head, keeper and agent die at one moment: nobody is left who would sweep."""
     script, run_id = tmp_path / "head.py", f"dead{os.getpid()}"

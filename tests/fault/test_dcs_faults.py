@@ -6,11 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
+import psutil
 import pytest
 from forked_scripts import ForkedScript
+from watching import eventually
 
 from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.faults import Action, Fault, plan
@@ -103,15 +104,7 @@ def inodes(space, version):
 
 
 def wait_stopped(process):
-    deadline_s = time.monotonic() + 10
-    status = "?"
-    while time.monotonic() < deadline_s:
-        with open(f"/proc/{process.pid}/stat") as file:  # noqa: PTH123 - no path to build
-            status = file.read().rpartition(")")[2].split()[0]
-        if status == "T":
-            return
-        time.sleep(0.001)
-    pytest.fail(f"the process is {status} and not stopped")
+    eventually(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, poll_s=0.001)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +178,10 @@ def test_a_stopped_reader_costs_the_publisher_nothing_and_keeps_its_version(spac
         reader.send_signal(signal.SIGSTOP)
         wait_stopped(reader)
 
-        begin_s = time.monotonic()
         for version in range(1, 21):
-            publish(publisher, version)
-        took_s = time.monotonic() - begin_s
+            publish(publisher, version)  # it would wait for ever if it waited for the reader
 
         assert check_whole(space, None) == 20
-        assert took_s < 5
         assert {parse_name(name).incarnation for name in space.names("dcs")} == {19, 20}
 
         reader.send_signal(signal.SIGCONT)
@@ -282,7 +272,7 @@ def test_one_mebibyte_of_shared_memory_is_an_error_and_never_a_sigbus(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=60,
     )
 
     assert (done.returncode, done.stderr) == (0, "")

@@ -108,7 +108,7 @@ class Replaying:
 
 def looked(engine, replica):
     """Refresh; return the version, checked, or None, or why there is none to be had."""
-    ends_s = time.monotonic() + 10
+    ends_s = time.monotonic() + 60
     try:
         replica.refresh()
         while is_verifying(replica):

@@ -26,7 +26,7 @@ SPECS = list(decoder(stages=2))
 BUCKET_BYTES = 1024
 PLAN = plan_reshard(SPECS, LAYOUT, ReplicaLayout())
 BUCKETS = len(list(plan_buckets([each for spec in SPECS for each in spec.tensors], BUCKET_BYTES)))
-MEET_S = 10.0
+MEET_S = 60.0
 
 
 @pytest.fixture

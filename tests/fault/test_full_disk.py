@@ -20,7 +20,7 @@ from relax_actor.transfer_queue.records import Put
 from relax_actor.transfer_queue.storage import RowReader, RowWriter
 from transport.shm import ShmSpace
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 HOLDER = Holder("rollout/0", 1)
 SAMPLES = 64
@@ -49,7 +49,7 @@ class Scene:
 
     def __enter__(self):
         self.tree.__enter__()
-        self.queue = self.tree.ref("queue", TransferQueue).within(20.0)
+        self.queue = self.tree.ref("queue", TransferQueue).within(60.0)
         self.journal = self.tree.run_dir / f"queue-{self.tree.run_id}.journal"
         self.writer = RowWriter(ShmSpace(self.tree.run_id), HOLDER)
         self.queue.ask(TransferQueue.open, Opened(step=0, policy_version=1)).result()
@@ -95,7 +95,7 @@ def test_a_disk_that_stays_full_ends_the_queue_with_the_reason(small_disk, tiny_
     with Scene(config_of(tiny_model), small_disk, ImpatientQueue) as scene:
         fill(small_disk)
         scene.put()
-        finished = scene.tree.wait(20.0)
+        finished = scene.tree.wait(60.0)
         assert finished is not None
         assert "the file system has no room" in finished.reason
         assert not [event for event in read(scene.journal) if isinstance(event, SamplesPut)]

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 from urllib.parse import urlsplit
 
 import psutil
@@ -26,6 +25,7 @@ def gang(**options):
             "gang": True,
             "zygote": "torch",
             "shutdown_s": 2.0,
+            "abort_grace_s": 60.0,  # a rank that is slow is no rank that is stuck
             **options,
         }
     )
@@ -52,10 +52,7 @@ def places(refs):
 
 
 def await_groups(tree, groups):
-    deadline = time.monotonic() + 20
-    while len(events_of(tree, "gang_formed")) < groups:
-        assert time.monotonic() < deadline, "the gang was not formed in time"
-        time.sleep(0.02)
+    eventually(lambda: len(events_of(tree, "gang_formed")) >= groups, 60.0, poll_s=0.02)
 
 
 TOTAL = RANKS * (RANKS + 1) // 2
@@ -92,7 +89,7 @@ def is_refused(rendezvous):
     """Whether nobody listens there any more."""
     where = urlsplit(rendezvous)
     try:
-        socket.create_connection((where.hostname, where.port), timeout=5).close()
+        socket.create_connection((where.hostname, where.port), timeout=60).close()
     except ConnectionRefusedError:
         return True
     return False
@@ -113,7 +110,7 @@ def test_where_ranks_met_is_closed_to_those_who_come_too_late(tree, lost):
     (after,) = {ref.ask(Rank.rendezvous).result() for ref in refs}
     assert after != before
     assert not is_refused(after)
-    assert is_refused(before)
+    eventually(lambda: is_refused(before))  # the store's own thread closes it
 
 
 @pytest.mark.fault
@@ -121,17 +118,17 @@ def test_ranks_without_torch_meet_where_rank_0_says(tmp_path):
     child = ChildSpec(id="rank", actor=TorchlessRank, replicas=3, gang=True)
     spec = SupervisorSpec(id="root", backoff=QUICK, children=(child,))
     with Supervisor(spec, run_dir=tmp_path) as tree:
-        refs = [tree.ref(f"rank/{rank}", TorchlessRank) for rank in range(3)]
+        refs = [tree.ref(f"rank/{rank}", TorchlessRank).within(60) for rank in range(3)]
         assert {ref.ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 1"}
         os.kill(tree.pid("rank/0"), signal.SIGKILL)
         await_groups(tree, 2)
-        assert {ref.within(20).ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 2"}
+        assert {ref.ask(TorchlessRank.rendezvous).result() for ref in refs} == {"127.0.0.1 2"}
 
 
 @pytest.mark.fault
 def test_a_survivor_that_does_not_leave_the_collective_is_killed_and_replaced(tmp_path):
     zygotes = {"default": (), "torch": ("torch",)}
-    with Supervisor(gang(abort_grace_s=0.5), run_dir=tmp_path, zygotes=zygotes) as tree:
+    with Supervisor(gang(abort_grace_s=5.0), run_dir=tmp_path, zygotes=zygotes) as tree:
         refs = refs_of(tree)
         assert sums(refs) == [TOTAL] * RANKS
         before = places(refs)

@@ -35,7 +35,15 @@ from transport.shm import ShmSpace
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
 
-TERMS = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
+TERMS = LeaseTerms(ttl_s=4.0, renew_s=0.4, margin_s=3.0)
+"""Of leases that are to be over: each of the fences has time to act before the next one does."""
+
+BRIEF = LeaseTerms(ttl_s=4.0, renew_s=0.4, margin_s=0.4)
+"""Of leases that are not to be over."""
+
+OUTAGE_S = 0.7
+"""How long a link is cut that heals in time."""
+
 # As ssh: killing it here leaves what it started running there, and its end says nothing.
 LIKE_SSH = ("sh", "-c", 'exec 3<&0; "$@" <&3 3<&- & exec 3<&- <&-; wait; exit 255', "sh")
 
@@ -64,7 +72,7 @@ def tree_on(network, tmp_path, hosts, *children, **settings):
         run_dir=tmp_path / "run",
         hosts=hosts,
         address=network.head,
-        **{"lease": TERMS, **settings},
+        **settings,
     )
 
 
@@ -80,6 +88,11 @@ def in_method(tree, host, name, method):
     """Wait until the first incarnation of an actor runs a method."""
     space = ShmSpace(tree.run_id, host.shm_root)
     eventually(lambda: PageView.read(space, name, 1).method == method)
+
+
+def sent_by(ref, name):
+    """Return how many calls to an actor another one has sent that are not answered."""
+    return ref.control.status().result()["calls"].get(name, {"in_flight": 0})["in_flight"]
 
 
 def agent_of(tree, name):
@@ -104,7 +117,7 @@ def test_replicas_take_the_hosts_in_turn_and_actors_call_one_another_across_them
 def test_the_barrier_names_who_is_missing_and_what_is_known_of_them(network, tmp_path):
     late = Host(name="late", prefix=("sh", "-c", "echo on my way; sleep 600"), address=network.head)
     tree = tree_on(
-        network, tmp_path, [network.host("a", tmp_path), late], counter_on("a"), join_timeout_s=8.0
+        network, tmp_path, [network.host("a", tmp_path), late], counter_on("a"), join_timeout_s=15.0
     )
     expected = r'1 of 2 hosts joined; missing: late \(started, pid \d+, last log: "on my way"\)'
     with pytest.raises(StartFailed, match=expected), tree:
@@ -124,7 +137,7 @@ def test_an_agent_that_cannot_start_is_named_at_once(network, tmp_path):
 def test_behind_a_cut_link_actors_end_by_themselves_before_they_are_restarted_elsewhere(network, tmp_path):
     """No two incarnations at once: the fence acts before the head gives the host up."""
     hosts = [network.host("a", tmp_path, outside=LIKE_SSH), network.host("b", tmp_path)]
-    with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
+    with tree_on(network, tmp_path, hosts, counter_on("a", "b"), lease=TERMS) as tree:
         counter = tree.ref("counter", Counter)
         child = psutil.Process(counter.ask(Counter.spawn_child).result())
         old, agent = psutil.Process(tree.pid("counter")), agent_of(tree, "counter")
@@ -148,13 +161,14 @@ def test_behind_a_cut_link_actors_end_by_themselves_before_they_are_restarted_el
 
 def test_a_link_that_heals_in_time_costs_nobody_anything(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
-    with tree_on(network, tmp_path, hosts, counter_on("a"), ChildSpec(id="relay", actor=Relay)) as tree:
+    relay = ChildSpec(id="relay", actor=Relay)
+    with tree_on(network, tmp_path, hosts, counter_on("a"), relay, lease=BRIEF) as tree:
         network.cut("a")
-        time.sleep(TERMS.ttl_s / 3)  # the length of the outage, not a wait for something
+        time.sleep(OUTAGE_S)  # not a wait for something
         network.heal("a")
         relay = tree.ref("relay", Relay)
         assert relay.within(20).ask(Relay.add_via, "counter", 1).result() == 1
-        time.sleep(TERMS.patience_s)  # a lease that was lost would be noticed by then
+        time.sleep(BRIEF.patience_s)  # a lease that was lost would be noticed by then
         assert tree.ref("counter", Counter).ask(Counter.where).result()[1] == 1
     assert not events_of(tree, "host_lost")
 
@@ -187,7 +201,7 @@ def test_what_was_said_while_a_connection_broke_arrives_all_the_same(network, tm
 def test_an_agent_that_was_given_up_is_refused_when_it_comes_back(network, tmp_path):
     """Keeper, agent and actor are frozen, as by a hypervisor; when they thaw, others have their place."""
     hosts = [network.host("a", tmp_path, outside=LIKE_SSH), network.host("b", tmp_path)]
-    with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
+    with tree_on(network, tmp_path, hosts, counter_on("a", "b"), lease=TERMS) as tree:
         agent = agent_of(tree, "counter")
         frozen = [agent.parent(), agent, *agent.children(recursive=True)]
         network.cut("a")
@@ -217,7 +231,7 @@ def test_an_old_incarnation_that_goes_on_beside_its_successor_is_heard_by_nobody
         keeper = agent.parent()
         old.suspend()
         replies = [counter.ask(Counter.add, 1), via.ask(Relay.add_via, "counter", 1)]
-        in_method(tree, hosts[1], "relay", "add_via")  # or it would find the successor
+        eventually(lambda: sent_by(via, "counter"))  # or it would find the successor
         agent.suspend()
         keeper.parent().terminate()
         for reply in replies:
@@ -237,7 +251,7 @@ def test_an_old_incarnation_that_goes_on_beside_its_successor_is_heard_by_nobody
 
 def test_the_actors_of_a_stopped_agent_end_and_are_restarted_elsewhere_once(network, tmp_path):
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
-    with tree_on(network, tmp_path, hosts, counter_on("a", "b")) as tree:
+    with tree_on(network, tmp_path, hosts, counter_on("a", "b"), lease=TERMS) as tree:
         old, place = psutil.Process(tree.pid("counter")), net_of(tree.pid("counter"))
         agent_of(tree, "counter").suspend()
         gone_at = ended_at(old.pid)
@@ -252,7 +266,7 @@ def test_actors_end_by_themselves_where_agent_and_keeper_are_stopped(network, tm
     hosts = [network.host("a", tmp_path, outside=LIKE_SSH), network.host("b", tmp_path)]
     kinds = {"counter": Counter, "stopped": Counter, "hog": Worker}
     children = [ChildSpec(id=name, actor=kind, hosts=("a", "b")) for name, kind in kinds.items()]
-    with tree_on(network, tmp_path, hosts, *children) as tree:
+    with tree_on(network, tmp_path, hosts, *children, lease=TERMS) as tree:
         old = {name: psutil.Process(tree.pid(name)) for name in kinds}
         child = psutil.Process(tree.ref("counter", Counter).ask(Counter.spawn_child).result())
         tree.ref("hog", Worker).tell(Worker.hold_the_gil, 60)
@@ -293,12 +307,11 @@ def test_whoever_cannot_look_at_the_lease_for_long_is_not_ended_for_it(tmp_path)
     """One is stopped for longer than the lease, one holds its interpreter lock, one has much to do."""
     lock, much = (ChildSpec(id=name, actor=Worker) for name in ("lock", "much"))
     spec = SupervisorSpec(id="root", backoff=QUICK, children=(counter_on(), lock, much))
-    terms = LeaseTerms(ttl_s=1.5, renew_s=0.3, margin_s=0.1)
-    with Supervisor(spec, run_dir=tmp_path, lease=terms) as tree:
+    with Supervisor(spec, run_dir=tmp_path, lease=BRIEF) as tree:
         counter = psutil.Process(tree.pid("counter"))
         replies = [
-            tree.ref("lock", Worker).ask(Worker.hold_the_gil, 3),
-            tree.ref("much", Worker).ask(Worker.spin, 3.0),
+            tree.ref("lock", Worker).ask(Worker.hold_the_gil, 6),
+            tree.ref("much", Worker).ask(Worker.spin, 6.0),
         ]
         counter.suspend()
         assert [reply.result() for reply in replies] == ["done", "done"]
@@ -324,8 +337,8 @@ def test_clocks_of_two_hosts_are_never_compared(network, tmp_path):
         pytest.skip("no time namespaces here")
     hosts = [network.host("a", tmp_path, inside=skew), network.host("b", tmp_path)]
     relay = ChildSpec(id="relay", actor=Relay, hosts=("b",))
-    with tree_on(network, tmp_path, hosts, counter_on("a"), relay) as tree:
-        time.sleep(TERMS.patience_s + 1)  # several leases long
+    with tree_on(network, tmp_path, hosts, counter_on("a"), relay, lease=BRIEF) as tree:
+        time.sleep(BRIEF.patience_s + 1)  # longer than any lease
         assert tree.ref("relay", Relay).ask(Relay.add_via, "counter", 1).result() == 1
         assert tree.ref("counter", Counter).ask(Counter.where).result()[1] == 1
     assert not events_of(tree, "host_lost")
@@ -341,7 +354,7 @@ def test_a_peer_without_the_keys_of_the_run_gets_nothing(network, tmp_path):
             stranger.send(b"let me in")
             assert stranger.poll(500) == 0
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=5) as plain:
+        with socket.create_connection((host, int(port)), timeout=60) as plain:
             plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
             heard = b""
             with suppress(ConnectionResetError):
@@ -363,10 +376,18 @@ def test_a_gang_over_two_hosts_meets_again_when_one_rank_is_killed(network, tmp_
     """The ranks meet at rank 0's own address, whichever of them is lost."""
     hosts = [network.host("a", tmp_path), network.host("b", tmp_path)]
     env = {"GLOO_SOCKET_IFNAME": "eth0"}
-    ranks = ChildSpec(id="rank", actor=Rank, replicas=2, gang=True, zygote="torch", hosts=("a", "b"), env=env)
+    ranks = ChildSpec(
+        id="rank",
+        actor=Rank,
+        replicas=2,
+        gang=True,
+        zygote="torch",
+        hosts=("a", "b"),
+        env=env,
+        abort_grace_s=60.0,
+    )
     zygotes = {"default": (), "torch": ("torch",)}
-    terms = LeaseTerms(ttl_s=10.0, renew_s=1.0)  # the import of torch is longer than the others' leases
-    with tree_on(network, tmp_path, hosts, ranks, zygotes=zygotes, lease=terms) as tree:
+    with tree_on(network, tmp_path, hosts, ranks, zygotes=zygotes) as tree:
         refs = [tree.ref(f"rank/{rank}", Rank).within(60) for rank in range(2)]
         assert [reply.result() for reply in [ref.ask(Rank.sum_of_ranks) for ref in refs]] == [3, 3]
         nets = [net_of(tree.pid(f"rank/{rank}")) for rank in range(2)]
@@ -403,6 +424,8 @@ def test_actors_of_other_hosts_are_looked_into_through_their_agents(network, tmp
         tree.ref("busy", Worker).tell(Worker.work, 60.0, report=True)
         in_method(tree, far, "lock", "hold_the_gil")
         in_method(tree, far, "busy", "work")
+        memory = ShmSpace(tree.run_id, far.shm_root)
+        eventually(lambda: PageView.read(memory, "busy", 1).progress)
         rows = {row["actor"]: row for row in json.loads(relax(tree, "ps", "--json").stdout)}
         assert [rows[name]["host"] for name in ("lock", "busy")] == ["faraway"] * 2
         assert (rows["lock"]["pid"], rows["lock"]["method"]) == (tree.pid("lock"), "hold_the_gil")
@@ -417,7 +440,10 @@ def test_actors_of_other_hosts_are_looked_into_through_their_agents(network, tmp
         assert "is stopped by a signal" in stopped.stderr
         assert '"state":"stopped"' in relax(tree, "ps", "--json").stdout
 
-        os.kill(tree.pid("busy"), signal.SIGKILL)
+        os.kill(
+            tree.pid("busy"), signal.SIGABRT
+        )  # SIGKILL might be for want of memory, if anybody has that now
+        os.kill(tree.pid("busy"), signal.SIGCONT)
         eventually(
             lambda: len([each for each in events_of(tree, "child_spawned") if each["child"] == "busy"]) == 2
         )
@@ -461,24 +487,27 @@ def test_policy_versions_reach_the_next_host_through_cut_links_and_nothing_of_th
         PolicyPublisher(here, bucket_bytes=1 << 20) as publisher,
     ):
         for version in range(4):
-            if relay == "group" and version in (0, 3):  # before the outage, and well after it
-                store = tree.ref("store-1", PolicyStore).within(10)
-                eventually(lambda store=store: store.ask(PolicyStore.status).result().group_epoch)
+            if relay == "group" and version != 2:  # before the outage, and well after it
+                store = tree.ref("store-1", PolicyStore)
+                eventually(lambda store=store: store.ask(PolicyStore.status).result().group_epoch, 60.0)
             publisher.publish(version, version, weights_of(version))
             if version == 2:
                 network.cut("b")
-                time.sleep(TERMS.ttl_s / 3)  # the length of the outage, below that of a lease
+                time.sleep(OUTAGE_S)
                 network.heal("b")
             eventually(lambda version=version: receiver.latest() == version)
             with receiver.open() as snapshot:
                 snapshot.verify()
                 last = [int(array[-1]) for _, array in snapshot.arrays()]
             assert last == [version * 10 + i for i in range(6)]
-        tree.ref("store-1", PolicyStore).ask(PolicyStore.status).result()
+        eventually(lambda: len(events_of(tree, "policy_relayed")) == 4)  # it says so after it has it
         os.kill(tree.pid("store-1"), signal.SIGKILL)
         publisher.publish(4, 4, weights_of(4))
         eventually(lambda: receiver.latest() == 4)
-        assert len(there.names("dcs")) == len(here.names("dcs"))
+        eventually(lambda: len(events_of(tree, "policy_relayed")) == 5)
+        eventually(
+            lambda: len(there.names("dcs")) == len(here.names("dcs"))
+        )  # what is retired goes after that
     relayed = events_of(tree, "policy_relayed")
     assert [event["version"] for event in relayed] == [0, 1, 2, 3, 4]
     assert relay in {event["relay"] for event in relayed}

@@ -19,7 +19,7 @@ from relax_actor.dcs import PolicyPublisher, PolicyReceiver
 from relax_actor.faults import Action, Fault, plan
 from relax_actor.roles.store import PolicyStore
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 PATIENCE_S = 1.0
 NAMES = ("store_a", "store_b", "store_c")
@@ -37,6 +37,9 @@ class Play(StorePlay):
 
     def deaths(self, name):
         return [event for event in self.events("child_exited") if event["child"] == name]
+
+    def events_of(self, name, kind):
+        return [event for event in self.events(kind) if event["actor"] == name]
 
     def publisher(self):
         return PolicyPublisher(self.space("store_a"), bucket_bytes=BUCKET_BYTES)
@@ -74,7 +77,7 @@ def test_a_store_killed_at_every_step_of_several_versions_shows_nothing_torn_and
     lives = 6
     faults = [Fault(actor=victim, point=step, incarnation=life, nth=life) for life in range(1, lives)]
     with play.tree(faults), play.publisher() as publisher:
-        version, deadline = -1, time.monotonic() + 40
+        version, deadline = -1, time.monotonic() + 100
         while len(play.deaths(victim)) < lives - 1:
             assert time.monotonic() < deadline
             version += 1
@@ -110,7 +113,7 @@ def test_of_a_publisher_killed_at_any_step_only_complete_versions_are_relayed(pl
         for nth in range(1, 8):
             argv = [sys.executable, "-P", "-c", PUBLISHER, space.run_id, str(space.root), support]
             env = os.environ | plan([Fault(actor="trainer", point=step, nth=nth)])
-            assert subprocess.run(argv, env=env, check=False, timeout=30).returncode == -signal.SIGKILL
+            assert subprocess.run(argv, env=env, check=False, timeout=60).returncode == -signal.SIGKILL
             if (latest := PolicyReceiver(space).latest()) is not None:
                 for name in NAMES:
                     play.await_version(name, latest)
@@ -127,13 +130,13 @@ def test_a_stopped_store_costs_the_publisher_nothing_and_the_one_below_skips_it(
             publish(publisher, version, tensors=20)
         play.await_version("store_c", 5)
         assert play.check("store_b") == 0
-        last = play.events("policy_relayed")[-1]
-        assert (last["actor"], last["upstream"]) == ("store_c", "store_a")
-        [lost] = [each for each in play.events("relay_link_lost") if each["actor"] == "store_c"][:1]
-        assert "sent nothing for 1 s" in lost["reason"]
+        eventually(lambda: play.events_of("store_c", "policy_relayed")[-1]["version"] == 5)
+        assert play.events_of("store_c", "policy_relayed")[-1]["upstream"] == "store_a"
+        lost = [each["reason"] for each in play.events_of("store_c", "relay_link_lost")]
+        assert any("sent nothing for 1 s" in reason for reason in lost)
         stopped.resume()
         play.await_version("store_b", 5)
-        eventually(lambda: play.events("relay_linked")[-1]["upstream"] == "store_b")
+        eventually(lambda: play.events_of("store_c", "relay_linked")[-1]["upstream"] == "store_b")
         publish(publisher, 6)
         play.await_version("store_c", 6)
 
@@ -143,14 +146,14 @@ def test_a_store_that_stops_in_the_middle_of_a_version_is_skipped(play):
     with play.tree(faults, patience_s=1.0) as tree, play.publisher() as publisher:
         publish(publisher, 0, tensors=100)
         play.await_version("store_c", 0)
-        [relayed] = [each for each in play.events("policy_relayed") if each["actor"] == "store_c"]
+        [relayed] = eventually(lambda: play.events_of("store_c", "policy_relayed"))
         assert relayed["upstream"] == "store_a"
         psutil.Process(tree.pid("store_b")).resume()
 
 
 def test_a_chunk_altered_on_its_way_is_asked_for_once_more(play):
     faults = [Fault(actor="store_a", point="relay_chunk", nth=2, action=Action.LOSE)]
-    with play.tree(faults), play.publisher() as publisher:
+    with play.tree(faults, patience_s=20.0), play.publisher() as publisher:  # nobody but b asks a
         publish(publisher, 0)
         play.await_version("store_c", 0)
         [damaged] = play.events("relay_damaged")

@@ -1,7 +1,9 @@
 """Groups of stores while their members are killed and stopped in the middle of a broadcast, as processes."""
 
+import itertools
 import os
 import signal
+import time
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -11,22 +13,23 @@ from relay_hosts import eventually, relay_root, weights
 from relay_stores import StorePlay
 
 from relax_actor.dcs import PolicyPublisher
-from relax_actor.dcs.relay.carrier import DEADLINE_S
 from relax_actor.faults import Action, Fault
 from relax_actor.ids import Holder
 from relax_actor.roles.store import PolicyStore
+from relax_actor.telemetry import Event, read_events
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 NAMES = ("store_a", "store_b", "store_c", "store_d")
 MEMBERS = NAMES[1:]
 BUCKETS = 15
 """Of each version: a piece each."""
 
-DELAY_S = 1.0
-"""What a member that is lost may cost the others, beyond what a version takes."""
+GROUP_S = 60.0
+"""How long a group may take to be formed: one that was of no use is followed by a rest."""
 
-assert DEADLINE_S < DELAY_S
+PATIENCE_S = 60.0
+"""Of a chain in which nobody is to wait for it: longer than a version may take here."""
 
 
 class Play(StorePlay):
@@ -37,9 +40,9 @@ class Play(StorePlay):
     zygotes = MappingProxyType({"default": (), "torch": ("torch.distributed",)})
 
     @contextmanager
-    def tree(self, faults=()):
+    def tree(self, faults=(), **args):
         with (
-            self.stores(faults, relay="group") as tree,
+            self.stores(faults, relay="group", **args) as tree,
             PolicyPublisher(self.space(NAMES[0]), bucket_bytes=1 << 20) as self.publisher,
         ):
             yield tree
@@ -47,40 +50,45 @@ class Play(StorePlay):
     def publish(self, version):
         self.publisher.publish(version, version, weights(version, tensors=30, elements=100_000))
 
+    def group(self) -> Event:
+        """Return the lead's last word of a group: that it was formed, or lost."""
+        kinds = {"relay_group_formed", "relay_group_lost"}
+        events, _ = read_events(self.tmp_path / "run/events.jsonl")
+        said = [event for event in events if event["kind"] in kinds and event["actor"] == NAMES[0]]
+        return said[-1] if said else {"kind": "", "epoch": 0}
+
+    def epoch_of(self, *members):
+        """Return the epoch of the group that there is, if it is of these; else 0."""
+        last = self.group()
+        return last["epoch"] if last.get("members") == list(members) else 0
+
     def await_group(self, *members, after=0):
-        """Wait until the newest group is of these, and later than another; return its epoch."""
-
-        def formed():
-            [last] = self.events("relay_group_formed")[-1:] or [{"members": []}]
-            return last["members"] == list(members) and last["epoch"] > after and last["epoch"]
-
-        return eventually(formed)
+        """Wait until there is a group of these, later than another; return its epoch."""
+        return eventually(lambda: (epoch := self.epoch_of(*members)) > after and epoch, GROUP_S)
 
     def by_group(self, *members, begin=0, after=0):
-        """Publish until a version came to all members by broadcast; return it, and its slowest's seconds.
+        """Publish until a version came to all members by broadcast; return it.
 
         On a busy machine a group may break by itself: a second is all it waits.
         """
-        for version in range(begin, begin + 10):
+        deadline = time.monotonic() + 2 * GROUP_S
+        for version in itertools.count(begin):
+            assert time.monotonic() < deadline, "no version came by broadcast"
             self.await_group(*members, after=after)
             self.publish(version)
             self.await_version(version, *members)
-            relayed = eventually(lambda v=version: len(found := self.relayed(v)) == len(members) and found)
-            if {way for way, _ in relayed.values()} == {"group"}:
-                return version, max(seconds for _, seconds in relayed.values())
-        pytest.fail("no version came by broadcast")
+            ways = eventually(lambda v=version: len(found := self.ways(v)) == len(members) and found)
+            if set(ways.values()) == {"group"}:
+                return version
+        raise AssertionError
 
     def await_version(self, version, *names):
         for name in names:
             eventually(lambda name=name: self.check(name) == version)
 
-    def relayed(self, version):
-        """By which way a version came, and how long it took: by store."""
-        return {
-            e["actor"]: (e["relay"], e["seconds"])
-            for e in self.events("policy_relayed")
-            if e["version"] == version
-        }
+    def ways(self, version):
+        """By which way a version came, by store."""
+        return {e["actor"]: e["relay"] for e in self.events("policy_relayed") if e["version"] == version}
 
 
 @pytest.fixture
@@ -92,26 +100,30 @@ def play(tmp_path):
 def is_lost(tree, play, victim):
     if any(event["child"] == victim for event in play.events("child_exited")):
         return True
-    return psutil.Process(tree.pid(victim)).status() == psutil.STATUS_STOPPED
+    try:
+        return psutil.Process(tree.pid(victim)).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("victim", MEMBERS)
 @pytest.mark.parametrize("action", [Action.KILL, Action.STOP])
-def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_a_second_at_most(play, victim, action):
+def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_no_patience(play, victim, action):
     """Whichever it is: the broadcast is a tree, so one of them stands between the lead and another."""
     fault = Fault(actor=victim, point="group_piece", nth=BUCKETS + 5, action=action)
     others = [name for name in MEMBERS if name != victim]
-    with play.tree([fault]) as tree:
-        version, took_s = play.by_group(*MEMBERS)
-        epoch = play.await_group(*MEMBERS)
-        while not is_lost(tree, play, victim):
-            version += 1
+    with play.tree([fault], patience_s=PATIENCE_S) as tree:
+
+        def lost_or_epoch():
+            return is_lost(tree, play, victim) or play.epoch_of(*MEMBERS)
+
+        version, epoch = -1, 0
+        while (found := eventually(lost_or_epoch, GROUP_S)) is not True:
+            version, epoch = version + 1, found
             play.publish(version)
             play.await_version(version, *others)
-        relayed = eventually(lambda: len(found := play.relayed(version)) >= len(others) and found)
-        assert max(relayed[name][1] for name in others) < took_s + DELAY_S
         if action is Action.STOP:
-            version, _ = play.by_group(*others, begin=version + 1, after=epoch)
+            version = play.by_group(*others, begin=version + 1, after=epoch)
             psutil.Process(tree.pid(victim)).resume()
         play.await_version(version, victim)
         play.by_group(*MEMBERS, begin=version + 1, after=epoch)
@@ -119,19 +131,18 @@ def test_a_member_lost_in_the_middle_of_a_broadcast_costs_the_others_a_second_at
 
 def test_a_lead_killed_in_the_middle_of_a_broadcast_is_followed_by_its_next_incarnation(play):
     with play.tree([Fault(actor=NAMES[0], point="group_sent", nth=BUCKETS + 5)]):
-        version, _ = play.by_group(*MEMBERS)
+        version = play.by_group(*MEMBERS)
         while not play.events("child_exited"):
             version += 1
             play.publish(version)
             play.await_version(version, *MEMBERS)
-        formed = len(play.events("relay_group_formed"))
-        eventually(lambda: len(play.events("relay_group_formed")) > formed)
+        eventually(lambda: play.epoch_of(*MEMBERS) and play.group()["inc"] == 2, GROUP_S)
         play.by_group(*MEMBERS, begin=version + 1)
 
 
 def test_a_lead_that_is_stopped_holds_up_only_what_is_new(play):
     with play.tree() as tree:
-        version, _ = play.by_group(*MEMBERS)
+        version = play.by_group(*MEMBERS)
         epoch = play.await_group(*MEMBERS)
         lead = psutil.Process(tree.pid(NAMES[0]))
         lead.suspend()
@@ -144,7 +155,7 @@ def test_a_lead_that_is_stopped_holds_up_only_what_is_new(play):
 
 def test_a_piece_altered_on_its_way_comes_once_more_along_the_chain(play):
     with play.tree([Fault(actor=NAMES[0], point="group_sent", nth=BUCKETS + 5, action=Action.LOSE)]):
-        version, _ = play.by_group(*MEMBERS)
+        version = play.by_group(*MEMBERS)
         while not play.events("relay_damaged"):
             version += 1
             play.publish(version)
@@ -165,7 +176,7 @@ def test_members_killed_again_and_again_show_nothing_torn_and_nothing_older(play
     with play.tree(faults) as tree:
         for version in range(12):
             if version % 3 == 0:
-                eventually(lambda: play.events("relay_group_formed"))
+                eventually(lambda: play.events("relay_group_formed"), GROUP_S)
             play.publish(version)
             play.await_version(version, *MEMBERS)
             if version == 6:
@@ -182,5 +193,5 @@ def test_only_the_lead_gives_seats_and_a_stranger_gets_none(play):
         stranger = Holder("store_x", 1)
         for name in NAMES[:2]:
             assert tree.ref(name, PolicyStore).ask(PolicyStore.seat, stranger, 0).result() is None
-        status = tree.ref(NAMES[1], PolicyStore).ask(PolicyStore.status).result()
-        assert status.group_epoch == play.await_group(*MEMBERS)
+        member = tree.ref(NAMES[1], PolicyStore)
+        eventually(lambda: member.ask(PolicyStore.status).result().group_epoch == play.await_group(*MEMBERS))

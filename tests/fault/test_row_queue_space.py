@@ -21,7 +21,7 @@ from relax_actor.telemetry import read_events
 from relax_actor.transfer_queue.parcels import ParcelTooLargeError
 from transport.shm import SegmentSpaceError, ShmSpace
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
 
 GROUPS = (ConsumerGroup(name="train", needs=("tokens",)),)
 FIELDS = ("tokens",)
@@ -56,7 +56,7 @@ def got(consumer, rows):
     """Get and acknowledge so many rows; return how often each came."""
     seen = Counter()
     while seen.total() < rows:
-        batch = consumer.get(20.0)
+        batch = consumer.get(60.0)
         assert batch is not None, seen
         seen.update(int(view[0]) for view in batch.views("tokens"))
         consumer.ack(batch)
@@ -86,7 +86,7 @@ def test_a_put_waits_where_the_journal_has_no_room_and_nothing_is_lost(tmp_path)
             eventually(lambda: len(events(tree, "journal_full")) > 1)
             assert putting.is_alive()
             filler.unlink()
-            putting.join(20.0)
+            putting.join(60.0)
             assert not putting.is_alive()
             assert got(RowConsumer.of(tree, "queue", "train"), rows) == dict.fromkeys(range(rows), 1)
             assert "has no room" in events(tree, "journal_full")[0]["reason"]
@@ -112,7 +112,7 @@ def test_producers_wait_where_files_have_no_room_and_go_on_when_rows_are_done(tm
             assert got(RowConsumer.of(tree, "queue", "train", max_rows=2), rows) == dict.fromkeys(
                 range(rows), 1
             )
-            putting.join(20.0)
+            putting.join(60.0)
             assert not putting.is_alive()
             assert "raise queue.max_size_gb" in events(tree, "spill_failed")[0]["reason"]
 
@@ -132,14 +132,14 @@ def test_a_small_memory_is_an_error_with_a_name_and_never_a_bus_error(tmp_path):
             with pytest.raises(SegmentSpaceError):
                 producer.put({"tokens": [np.zeros(4 << 20, np.uint8)]})
             consumer = RowConsumer.of(tree, "queue", "train", max_rows=1, prefetch=False)
-            patient = RowProducer.of(tree, "queue", patience_s=20.0)
+            patient = RowProducer.of(tree, "queue", patience_s=60.0)
             putting = threading.Thread(
                 target=lambda: patient.put({"tokens": [np.full(3 << 20, 3, np.uint8)]})
             )
             putting.start()
             producer.close()  # its arenas are kept for rows that it may still put
             assert got(consumer, 4) == dict.fromkeys(range(4), 1)
-            putting.join(20.0)
+            putting.join(60.0)
             assert not putting.is_alive()
 
 
@@ -165,7 +165,7 @@ def test_a_row_larger_than_small_integers_say_is_read_where_it_lies(tmp_path, nb
         }
         put = tree.ref("queue", RowQueue).ask(RowQueue.put, holder, 1, columns, [], 0)
         assert put.result().outcome == "accepted"
-        batch = consumer.get(20.0)
+        batch = consumer.get(60.0)
         row, tail = batch.views("tokens")[0], batch.views("tail")[0]
         assert (row.nbytes, int(row[0]), int(row[-1]), tail.tolist()) == (nbytes, 1, 2, [3, 4])
         consumer.ack(batch)

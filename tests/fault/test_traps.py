@@ -63,6 +63,7 @@ from pathlib import Path
 import psutil
 import pytest
 from sample_actors import Counter
+from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.telemetry import read_events
@@ -159,10 +160,7 @@ def test_a_fork_of_the_head_that_outlives_it_keeps_nothing_alive(tmp_path):
         family = [psutil.Process(pid) for pid in said["family"]]
         try:
             head.kill()
-            deadline = time.monotonic() + 5
-            while any(process.is_running() for process in family):
-                assert time.monotonic() < deadline, "the tree outlived its head"
-                time.sleep(0.01)
+            eventually(lambda: not any(process.is_running() for process in family))
             assert psutil.pid_exists(said["fork"])
         finally:
             os.kill(said["fork"], signal.SIGKILL)
@@ -174,9 +172,7 @@ def test_the_end_of_one_tree_is_not_the_end_of_another(tmp_path):
         with Supervisor(spec_of(), run_dir=tmp_path / "b") as b:
             psutil.Process(b.pid("counter/0")).parent().kill()
             counter = b.ref("counter/0", Counter).within(30)
-            deadline = time.monotonic() + 30
-            while counter.ask(Counter.where).result()[1] != 2:  # the first may answer once more
-                assert time.monotonic() < deadline, "its tree did not start it again"
+            eventually(lambda: counter.ask(Counter.where).result()[1] == 2)  # the first may answer once more
         assert a.ref("counter/0", Counter).ask(Counter.where).result()[1] == 1
         assert a.ref("counter/1", Counter).ask(Counter.add, 1).result() == 1
 

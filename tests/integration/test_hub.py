@@ -38,8 +38,22 @@ def world(tmp_path):
     hub.close()
     hub.close()
     hub.read()  # a closed hub reads nothing
+    hub.catch_up()
     assert hub.is_closed()
     loop.close()
+
+
+def test_who_catches_up_has_read_all_that_is_here(world):
+    """More than has its turn at once, and nobody rests meanwhile, who would look at what is in doubt."""
+    hub, channel, answers = world
+    with hub.lock:
+        for number in range(IN_FLIGHT):
+            channel.send([b"%d" % number])
+    deadline = time.monotonic() + 30.0
+    while len(answers) < IN_FLIGHT:
+        assert time.monotonic() < deadline, "it did not come"
+        hub.catch_up()
+    assert answers == [b"%d" % number for number in range(IN_FLIGHT)]
 
 
 def read_until(hub, condition, timeout_s=30.0):

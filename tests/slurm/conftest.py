@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from free_ports import free_ports
 from slurm_waits import wait_until
 
 NODES = ("n1", "n2")
@@ -84,7 +85,7 @@ class Cluster:
             "OMP_NUM_THREADS": "1",
         }
 
-    def __call__(self, *argv: str, check: bool = True, timeout_s: float = 60.0) -> str:
+    def __call__(self, *argv: str, check: bool = True, timeout_s: float = 120.0) -> str:
         """Run a command to its end and return what it wrote to standard output."""
         done = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, check=False, timeout=timeout_s
@@ -129,7 +130,7 @@ class Cluster:
         self("scancel", "--full", "--user", str(os.geteuid()), check=False)
         wait_until(lambda: not self("squeue", "--noheader").strip(), "jobs end")
         while self.sallocs:
-            self.sallocs.pop().wait(10.0)
+            self.sallocs.pop().wait(60.0)
 
 
 @pytest.fixture(scope="session")
@@ -174,7 +175,7 @@ def _start(cluster: Cluster) -> None:
     munged += [f"--socket={folder}/munge.sock", f"--pid-file={folder}/munged.pid"]
     munged += [f"--log-file={folder}/munged.log", f"--seed-file={folder}/munged.seed"]
     cluster.daemons.append(cluster.popen(*munged, log=folder / "munged.out.log"))
-    wait_until((folder / "munge.sock").exists, f"munged listens\n{cluster.log()}", 10.0)
+    wait_until((folder / "munge.sock").exists, f"munged listens\n{cluster.log()}", 60.0)
     cluster.daemons.append(cluster.popen("slurmctld", "-D", "-i", log=folder / "slurmctld.out.log"))
     for node in NODES:
         apart = APART if cluster.is_apart and node != NODES[0] else ()
@@ -187,7 +188,7 @@ def _start(cluster: Cluster) -> None:
         return states == ["idle", "idle"]
 
     try:
-        wait_until(is_up, "both nodes are idle", 20.0)
+        wait_until(is_up, "both nodes are idle", 60.0)
     except AssertionError:
         _lacking(f"Slurm does not start here: {states}\n{cluster.log()}")
 
@@ -203,7 +204,7 @@ def _write_config(cluster: Cluster) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
     text = CONF.format(
         host=socket.gethostname(),
-        ports=_free_ports(3),
+        ports=free_ports(3),
         user=user,
         folder=folder,
         gres_types="GresTypes=gpu" if cluster.has_gpus else "",
@@ -223,18 +224,6 @@ def _can_unshare() -> bool:
         return subprocess.run([*APART, "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago; Slurm cannot be told to take any."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def _stop(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from slurm_waits import wait_until
 
 from relax_actor.telemetry import read_events
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -49,7 +49,7 @@ class Tree:
             self.salloc = slurm.salloc(*command, log=self.log)
         ready = run_dir / "ready.json"
         try:
-            wait_until(ready.exists, "the tree is ready", 30.0)
+            wait_until(ready.exists, "the tree is ready", 90.0)
         except AssertionError:
             agents = "\n".join(each.read_text() for each in (run_dir / "logs").glob("agent*.log"))
             pytest.fail(f"{self.log.read_text()}\n{agents}")
@@ -73,7 +73,7 @@ class Tree:
     def steps(self):
         return self.slurm("squeue", "--noheader", "--steps", "--format=%i %N").split("\n")
 
-    def assert_nothing_is_left(self, within_s=15.0):
+    def assert_nothing_is_left(self):
         """Check that every process, segment and job step of the tree is gone."""
         left = []
 
@@ -84,7 +84,7 @@ class Tree:
             return not left
 
         try:
-            wait_until(is_clean, "nothing is left", within_s)
+            wait_until(is_clean, "nothing is left", 60.0)
         except AssertionError:
             pytest.fail(f"left: {left}")
 
@@ -100,7 +100,7 @@ class Tree:
 def test_a_tree_spans_the_allocation_and_leaves_nothing(slurm, run_dir):
     tree = Tree(slurm, run_dir)
     (run_dir / "end").touch()
-    tree.salloc.wait(30.0)
+    tree.salloc.wait(60.0)
     assert (run_dir / "done").exists(), tree.log.read_text()
     tree.assert_nothing_is_left()
 
@@ -128,8 +128,8 @@ def test_the_death_of_an_actor_does_not_end_the_job_step(slurm, run_dir):
 def test_a_host_whose_srun_is_killed_is_cleared_and_joins_again(slurm, run_dir):
     tree = Tree(slurm, run_dir)
     tree.srun("n2").kill()
-    wait_until(lambda: not tree.actors["n2"].is_running(), "its actor is gone", 15.0)
-    wait_until(lambda: len(tree.events("host_joined")) == 3, "it has joined again", 30.0)
+    wait_until(lambda: not tree.actors["n2"].is_running(), "its actor is gone", 60.0)
+    wait_until(lambda: len(tree.events("host_joined")) == 3, "it has joined again", 90.0)
     assert [event["host"] for event in tree.events("host_lost")] == ["n2"]
     assert tree.actors["n1"].is_running()
     (run_dir / "end").touch()
@@ -145,5 +145,5 @@ def test_after_a_kill_of_the_head_every_host_clears_itself(slurm, run_dir):
 def test_scancel_ends_everything_and_the_head_in_order(slurm, run_dir):
     tree = Tree(slurm, run_dir, batch=True)
     slurm("scancel", tree.job)
-    tree.assert_nothing_is_left(20.0)
+    tree.assert_nothing_is_left()
     assert (run_dir / "done").exists(), tree.log.read_text()

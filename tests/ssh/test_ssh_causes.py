@@ -13,16 +13,23 @@ from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.errors import StartFailed
 from relax_actor.telemetry import read_events
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)
 
 
-def cause_of(reach, servers, tmp_path, server, *options, entry=None, ssh=None, **remote):
+def cause_of(
+    reach, servers, tmp_path, server, *options, ssh=None, connect_timeout_s=20, join_timeout_s=60.0, **remote
+):
     """Try to start a tree on a host; return why that failed, and the words of the whole error."""
-    entries = [entry or servers.entry(server)]
-    reached = reach(entries=entries, ssh=ssh or servers.options(*options, connect_timeout_s=3), **remote)
+    entries = [servers.entry(server)]
+    ssh = ssh or servers.options(*options, connect_timeout_s=connect_timeout_s)
+    reached = reach(entries=entries, ssh=ssh, **remote)
     spec = SupervisorSpec(id="root", children=(ChildSpec(id="counter", actor=Counter),))
     tree = Supervisor(
-        spec, run_dir=tmp_path / "run", hosts=reached.hosts, address=reached.address, join_timeout_s=6.0
+        spec,
+        run_dir=tmp_path / "run",
+        hosts=reached.hosts,
+        address=reached.address,
+        join_timeout_s=join_timeout_s,
     )
     with pytest.raises(StartFailed, match="0 of 1 hosts joined"), tree:
         pass
@@ -74,7 +81,7 @@ def test_a_host_that_does_not_answer(servers, pair, reach, tmp_path):
     server = servers.start()
     for process in [*server.sessions, server.process]:
         process.send_signal(signal.SIGSTOP)  # the kernel still takes the connection
-    cause, _ = cause_of(reach, servers, tmp_path, server)
+    cause, _ = cause_of(reach, servers, tmp_path, server, connect_timeout_s=3, join_timeout_s=20.0)
     server.stop()
     assert cause in {SshCause.TIMEOUT, SshCause.RESET}
 

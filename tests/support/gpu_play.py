@@ -152,7 +152,7 @@ class PlayStore(Actor):
             make_gpus(kind, uuids),
             incarnation=self.ctx.incarnation,
             slot_bytes=slot_bytes,
-            stall_s=5.0,
+            stall_s=6.0,
         )
 
     @endpoint(timeout_s=10.0)
@@ -198,7 +198,7 @@ class PlayReplica(Actor):
         self.parameters = dict(made_weights(shapes, 0, gpus.torch_device(self.device), dtype))
         self.addresses = {name: value.data_ptr() for name, value in self.parameters.items()}
         # A real store makes a CUDA context on the replica's GPU first.
-        store = self.ctx.ref("store", PlayStore).within(8.0 if kind.startswith("fake") else 10.0)
+        store = self.ctx.ref("store", PlayStore).within(9.0 if kind.startswith("fake") else 10.0)
         self.sources = {
             route: StagedSource(
                 route,
@@ -206,7 +206,7 @@ class PlayReplica(Actor):
                 gpus,
                 self.device,
                 lambda it: store.ask(PlayStore.stage, it).result(),
-                stall_s=8.0,
+                stall_s=9.0,
             )
             for route in (Route.CUDA_IPC, Route.PINNED)
         }

@@ -59,9 +59,8 @@ class LeftBehind:
         files = [str(file) for file in self.files if file.exists()]
         processes = [f"{pid}: {_title(pid)}" for pid in self._processes()]
         kept = socket_folders()  # that of the folders of runs and servers
-        inside = [Path(top, name) for top, *names in os.walk(self._folder) for name in chain(*names)]
-        temporary = [str(path) for path in inside if path != kept]
-        return [*files, *processes, *temporary]
+        below = (Path(folder, name) for folder, *names in os.walk(self._folder) for name in chain(*names))
+        return [*files, *processes, *(str(path) for path in below if path != kept)]
 
     def _watch(self) -> None:
         judged: set[str] = set()

@@ -15,11 +15,8 @@ from sample_actors import Counter
 
 from launcher.options import Launcher, LaunchOptions
 from launcher.slurm_hosts import allocation, hosts_of, survey
-from relax_actor.node.lease import LeaseTerms
 from relax_actor.supervision.spec import Backoff, ChildSpec, SupervisorSpec
 from relax_actor.supervision.supervisor import Supervisor
-
-TERMS = LeaseTerms(ttl_s=6.0, renew_s=0.5, margin_s=1.0)
 
 
 def main(folder: Path) -> None:
@@ -34,7 +31,7 @@ def main(folder: Path) -> None:
     )
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
-    with Supervisor(spec, run_dir=folder, hosts=hosts, address=address, lease=TERMS) as tree:
+    with Supervisor(spec, run_dir=folder, hosts=hosts, address=address) as tree:
         found = {}
         for host in hosts:
             ref = tree.ref(f"on-{host.name}", Counter)

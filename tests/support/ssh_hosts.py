@@ -3,7 +3,6 @@
 import functools
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from free_ports import free_ports
 from watching import eventually
 
 from launcher.hosts import HostEntry
@@ -121,7 +121,7 @@ class Servers:
         """
         self.started += 1
         address = address or f"127.0.0.{self.started + 1}"
-        port = 22022 if inside else _free_port(address)
+        port = 22022 if inside else free_ports(1, address)[0]
         folder = self.folder / f"sshd-{self.started}"
         folder.mkdir()
         config = [
@@ -186,13 +186,13 @@ def running_of(run_id: str) -> list[str]:
     return found + shm + sockets
 
 
-def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 60.0) -> float:
-    """Return how long it took until nothing of a run was left, in seconds.
+def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float = 40.0) -> None:
+    """Return once nothing of a run is left.
 
     Args:
         run_id: of the run.
         processes: which must be gone as well.
-        within_s: how long it may take.
+        within_s: how long it may take; a session that hangs is given up after 15 s.
 
     Raises:
         AssertionError: something is left; says what.
@@ -201,7 +201,6 @@ def await_nothing(run_id: str, processes: list[psutil.Process], within_s: float 
     while left := [*map(_described, filter(is_there, processes)), *running_of(run_id)]:
         assert time.monotonic() - since < within_s, left
         time.sleep(0.05)
-    return time.monotonic() - since
 
 
 def _described(process: psutil.Process) -> str:
@@ -222,13 +221,6 @@ def is_there(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _free_port(address: str) -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def stop(process: psutil.Process) -> None:

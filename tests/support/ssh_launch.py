@@ -33,13 +33,14 @@ class Launched:
         return [event for event in read_events(self.folder / "events.jsonl")[0] if event["kind"] == kind]
 
     def await_event(self, kind: str, timeout_s: float = 120.0, **fields: object) -> None:
-        """Return once there is an event of a kind with these fields; fail if the launch ends before."""
+        """Return once there is an event of a kind with these fields; fail if the launch ends without."""
 
         def is_there() -> bool:
-            has_ended = self.process.poll() is not None
-            found = any(fields.items() <= event.items() for event in self.events(kind))
-            assert found or not has_ended, self.output()
-            return found
+            is_over = self.process.poll() is not None  # looked at first: its last events are seen then
+            if any(fields.items() <= event.items() for event in self.events(kind)):
+                return True
+            assert not is_over, self.output()
+            return False
 
         eventually(is_there, timeout_s)
 

@@ -4,8 +4,9 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -55,6 +56,15 @@ def ended_at(*pids: int, timeout_s: float = 20.0) -> float:
             left.discard(pidfd)
             os.close(pidfd)
     return time.monotonic()
+
+
+def descriptors_of(pid: int) -> dict[str, str]:
+    """Return what each descriptor of a process leads to; it may close some meanwhile."""
+    found = {}
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found[descriptor.name] = str(descriptor.readlink())
+    return found
 
 
 def events_of(tree: Supervisor, kind: str) -> list[Event]:

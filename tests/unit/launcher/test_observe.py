@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -15,20 +16,26 @@ from launcher.observe import follow_status, status, stop
 from launcher.runfolder import RunFolder
 
 HEAD = """
-import signal, sys
+import os, sys, threading
 from pathlib import Path
+from launcher.interrupts import catching
 from launcher.runfolder import RunFolder
-patience = [int(sys.argv[2])]
-def on_term(*_):
-    patience[0] -= 1
-    print("term", flush=True)
-    if patience[0] <= 0:
-        sys.exit(143)
-signal.signal(signal.SIGTERM, on_term)
-with RunFolder(Path(sys.argv[1])).locked("aaaa0000"):
-    print("held", flush=True)
-    while True:
-        signal.pause()
+class Control:
+    patience = int(sys.argv[2])
+    is_over = False
+    def stop(self, reason): self.hear("stop " + reason)
+    def kill(self, reason): self.hear("kill " + reason)
+    def hear(self, what):
+        os.write(1, what.encode() + b"\\n")
+        self.patience -= 1
+        self.is_over = self.patience <= 0
+control = Control()
+with RunFolder(Path(sys.argv[1])).locked("aaaa0000"), catching() as signals:
+    signals.obey(control)
+    os.write(1, b"held\\n")
+    while not control.is_over:
+        threading.Event().wait(0.01)
+    sys.exit(143)
 """
 
 
@@ -39,7 +46,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def head(folder):
-    """Start a process that holds the lock and ends at the n-th SIGTERM."""
+    """Start a process that holds the lock, takes signals as a launch does, and ends when told so often."""
     started = []
 
     def start(patience: int = 1) -> subprocess.Popen:
@@ -121,13 +128,24 @@ def test_stop_terminates_the_head_and_waits_for_its_end(folder, head):
     assert out.getvalue().startswith(f"stopped: pid {process.pid} on ")
 
 
-def test_stop_kill_terminates_twice(folder, head):
+def test_stop_kill_does_not_wait_for_a_head_that_stops(folder, head):
     process = head(patience=2)
     thread = reaped(process)
 
-    assert stop(folder, io.StringIO(), kill=True) == 0
+    assert stop(folder, io.StringIO(), kill=True, timeout_s=60) == 0
     thread.join()
-    assert process.stdout.read() == b"term\nterm\n"
+    assert process.stdout.read().splitlines()[-1].startswith(b"kill ")
+
+
+def test_stop_kill_kills_a_head_that_could_take_no_signal_meanwhile(folder, head):
+    process = head(patience=2)
+    thread = reaped(process)
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(1.0, process.send_signal, (signal.SIGCONT,)).start()
+
+    assert stop(folder, io.StringIO(), kill=True, timeout_s=60) == 0
+    thread.join()
+    assert process.stdout.read().splitlines()[-1].startswith(b"kill ")
 
 
 def test_stop_kill_needs_no_second_signal_where_the_first_was_enough(folder, head):
@@ -162,7 +180,9 @@ def test_stop_never_signals_another_process_that_got_the_pid(folder, head):
     folder.lock_file.write_bytes(msgspec.json.encode(other))
 
     assert stop(folder, io.StringIO()) == 0
-    assert observe._signal_and_wait(other, times=1, timeout_s=0)  # found out only after the pid was opened
+    assert observe._signal_and_wait(
+        other, observe.STOP, timeout_s=0
+    )  # found out only after the pid was opened
     assert process.poll() is None
 
 
@@ -172,7 +192,21 @@ def test_a_head_that_ends_before_it_is_signalled_is_gone(folder, head):
     process.kill()
     process.wait()
 
-    assert observe._signal_and_wait(holder, times=1, timeout_s=None)
+    assert observe._signal_and_wait(holder, observe.STOP, timeout_s=None)
+
+
+def test_a_head_that_ends_just_before_it_is_signalled_is_gone(folder, head, monkeypatch):
+    process = head()
+    is_alive = type(folder.holder()).is_alive
+
+    def look_and_end(holder):
+        found = is_alive.__get__(holder)
+        process.kill()
+        process.wait()
+        return found
+
+    monkeypatch.setattr(type(folder.holder()), "is_alive", property(look_and_end))
+    assert observe._signal_and_wait(folder.holder(), observe.STOP, timeout_s=None)
 
 
 def test_a_head_on_another_host_is_named_not_signalled(folder, head):

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -314,12 +315,12 @@ def test_a_stack_is_what_the_process_dumped_now(view, alive, dumper):
     process, log = dumper
     alive("queue", pid=process.pid, start_ticks=start_ticks(process.pid), log=str(log))
 
-    text = said(stack.stack, view(), "queue")
+    text = said(stack.stack, view(), "queue", timeout_s=60.0)
 
     assert text.startswith(f"queue#1 (pid {process.pid}), innermost call first")
     assert ", the main one\n" in text
     assert re.search(r'File "<string>", line [67] in busy_here', text)
-    (thread,) = json.loads(said(stack.stack, view(), "queue#1", as_json=True))
+    (thread,) = json.loads(said(stack.stack, view(), "queue#1", timeout_s=60.0, as_json=True))
     assert thread["frames"][0]["function"] == "busy_here"
 
 
@@ -444,7 +445,7 @@ def test_a_kept_page_is_read_or_is_not_there(tmp_path):
     assert in_method_s(PageRecord(incarnation=1)) is None
 
 
-def test_ps_and_why_read_the_status_page_of_an_actor_that_runs(view, happened, alive, tmp_path):
+def test_ps_and_why_read_the_status_page_of_an_actor_that_runs(view, happened, alive, tmp_path, monkeypatch):
     happened.events[0]["shm_root"] = str(tmp_path)
     alive("queue")
     space = ShmSpace("0011aabb", tmp_path)
@@ -453,13 +454,16 @@ def test_ps_and_why_read_the_status_page_of_an_actor_that_runs(view, happened, a
         page.begin("trainer", 1, 812, "put")
         page.progress("row 3 of 9")
         page.tick(5, 0)
+        now_s = time.monotonic()
+        monkeypatch.setattr("launcher.pages.time.monotonic", lambda: now_s)
 
         row = rows(view())[0]
 
         assert (row.method, row.mailbox, row.progress) == ("put", 5, "row 3 of 9")
         assert row.method_s >= 0.0
         assert "row 3 of 9" in said(ps, view())
-        assert "in     put, call 812, for 0.0" in said(why.why, view(), "queue")
+        since_s = read_page("0011aabb", str(tmp_path), "queue", 1).method_since_s
+        assert f"in     put, call 812, for {duration(now_s - since_s)}" in said(why.why, view(), "queue")
     assert read_page("", "", "queue", 1) is None
 
 

@@ -4,10 +4,10 @@ import io
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from watching import eventually
 
 from launcher.hosts import HostEntry
 from launcher.interrupts import ECHO_S, Signals
@@ -62,10 +62,10 @@ SCRIPT = """\
 
 attempt=/runs/a/attempt_${SLURM_RESTART_COUNT:-0}
 mkdir -p "$attempt"
+trap 'kill -USR2 $!' USR2  # the time is almost over: keep a checkpoint and leave
+trap 'kill -TERM $!' TERM
 relax-actor launch run.toml >>"$attempt/head.log" 2>&1 &
 head=$!
-trap 'kill -USR2 $head' USR2  # the time is almost over: keep a checkpoint and leave
-trap 'kill -TERM $head' TERM
 while kill -0 $head 2>/dev/null; do wait $head; done
 wait $head; code=$?
 [ $code -eq 140 ] && scontrol requeue "$SLURM_JOB_ID"
@@ -120,14 +120,22 @@ def test_signals_of_the_batch_shell_reach_the_head_which_it_outlives(tmp_path):
     shell.send_signal(signal.SIGUSR2)
     wait_for(tmp_path / "said")
     shell.send_signal(signal.SIGTERM)
-    assert shell.wait(10) == 143
+    assert shell.wait(60) == 143
+
+
+def test_a_signal_that_comes_as_soon_as_the_head_is_there_reaches_it(tmp_path):
+    slowly = tmp_path / "slowly"
+    slowly.write_text("trap 'sleep 0.3' DEBUG\n")  # before each command of the batch shell
+    head = f"trap 'echo usr2 >{tmp_path}/said; exit 3' USR2; kill -USR2 $PPID; while :; do sleep 0.01; done"
+    script = tmp_path / "job"
+    script.write_text(sbatch(FULL, ["sh", "-c", head], name="a", folder=str(tmp_path)))
+    env = os.environ | {"BASH_ENV": str(slowly)}
+    done = subprocess.run(["bash", str(script)], env=env, check=False, timeout=60)
+    assert (done.returncode, (tmp_path / "said").exists()) == (3, True)
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 10
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(path.exists, 60.0)
 
 
 def test_a_job_says_the_words_again_but_those_of_the_submission():

@@ -5,6 +5,7 @@ import enum
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import msgspec
@@ -113,13 +114,14 @@ def test_plain_data_comes_back_as_it_was(tmp_path_factory, value):
 
 
 def test_a_span_says_start_and_duration_and_takes_more_fields(log, path):
+    before_s, since_s = time.time(), time.monotonic()
     with log.span("train", step=1) as fields:
         fields["tokens"] = 5
 
     event = only(path)
     assert (event["kind"], event["name"], event["step"], event["tokens"]) == ("span", "train", 1, 5)
-    assert 0 <= event["dur_s"] < 60
-    assert abs(event["start"] + event["dur_s"] - event["t"]) < 1
+    assert 0 <= event["dur_s"] <= time.monotonic() - since_s
+    assert before_s <= event["start"] <= event["t"] + 1e-6
 
 
 def test_a_span_that_fails_is_written_and_raises(log, path):

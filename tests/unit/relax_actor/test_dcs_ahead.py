@@ -1,9 +1,9 @@
 """A version is verified in a thread: taken once, or let go of, whenever its verification ends."""
 
 import threading
-import time
 
 import pytest
+from watching import eventually
 
 from relax_actor.dcs.ahead import Ahead
 from relax_actor.dcs.manifest import PolicyCorruptError
@@ -29,7 +29,7 @@ class Gate:
 
     def verified(self, version):
         self.leased[version] = Leased(version)
-        assert self.is_open.wait(10)
+        assert self.is_open.wait(60)
         return self.leased[version]
 
 
@@ -46,9 +46,7 @@ def ahead(gate):
 
 
 def await_done(ahead, version):
-    ends_s = time.monotonic() + 10
-    while not ahead.prepare(version):
-        assert time.monotonic() < ends_s
+    eventually(lambda: ahead.prepare(version))
 
 
 def test_what_was_prepared_is_taken_once(ahead, gate):
@@ -81,12 +79,13 @@ def test_what_was_not_prepared_is_not_there(ahead):
 @pytest.mark.parametrize("is_done", [True, False])
 def test_an_overtaken_version_is_let_go_of_whether_or_not_its_verification_has_ended(ahead, gate, is_done):
     ahead.prepare(1)
+    eventually(lambda: 1 in gate.leased)
     if is_done:
         gate.is_open.set()
         await_done(ahead, 1)
     ahead.prepare(2)
     gate.is_open.set()
-    assert gate.leased[1].closed.wait(10)
+    assert gate.leased[1].closed.wait(60)
     assert ahead.take(2) is gate.leased[2]
 
 

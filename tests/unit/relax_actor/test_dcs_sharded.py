@@ -38,7 +38,7 @@ class Gang:
         ]
 
     def meet(self):
-        self.meeting.wait(10)
+        self.meeting.wait(60)
 
     def publish(self, version):
         """Return the manifest, and the whole model that was published."""

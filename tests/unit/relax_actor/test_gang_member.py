@@ -42,7 +42,8 @@ def test_a_group_aborted_before_it_was_joined_is_broken() -> None:
     assert not gang.is_whole
 
 
-def test_a_collectives_error_waits_for_the_news_of_the_death_behind_it() -> None:
+def test_a_collectives_error_waits_for_the_news_of_the_death_behind_it(monkeypatch) -> None:
+    monkeypatch.setattr("relax_actor.actor.gang.NEWS_S", 60.0)
     gang = Gang()
     gang.join(group())
     timer = threading.Timer(0.05, gang.abort, (1, "late news"))

@@ -174,7 +174,7 @@ async def _watch(pages, *, hang_after_s=0.1, forgotten=None):
         watch.watch(key, segment, hang_after_s)
     if forgotten:
         watch.forget(forgotten)
-    await asyncio.wait_for(told.wait(), 10)
+    await asyncio.wait_for(told.wait(), 60)
     for key in pages:
         watch.forget(key)
     return found

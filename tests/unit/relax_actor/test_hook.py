@@ -22,7 +22,7 @@ def ask(hook) -> Decided:
     runner = HookRunner(hook, lambda name: f"ref to {name}", answers.put)
     runner.ask(CONSULT)
     try:
-        return answers.get(timeout=10)
+        return answers.get(timeout=60)
     finally:
         runner.close()
 

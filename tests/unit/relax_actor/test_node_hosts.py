@@ -7,8 +7,9 @@ import types
 import pytest
 
 from relax_actor.node import cgroup, devices
-from relax_actor.node.cgroup import Cgroups, OomWatch
+from relax_actor.node.cgroup import OOM_LOOK_S, Cgroups, OomWatch
 from relax_actor.node.devices import DeviceGate, await_release
+from transport.clock import ManualClock
 
 
 class FakeNvmlError(Exception):
@@ -150,6 +151,23 @@ def test_a_shared_counter_is_evidence_once_each_time_it_rises(tmp_path):
     counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 5\n")
     assert watch.evidence() == f"{counter} oom_kill +1"
     assert watch.evidence() == ""
+
+
+def test_what_a_shared_counter_counted_long_before_is_no_evidence(tmp_path):
+    """On a host without control groups it is the machine's, and others die there, too."""
+    counter, clock = tmp_path / "vmstat", ManualClock()
+    counter.write_text("oom_kill 4\n")
+    watch = OomWatch(counter, clock)
+    counter.write_text("oom_kill 5\n")
+    for _ in range(10):
+        watch.look()
+        clock.advance(OOM_LOOK_S)
+    assert watch.evidence() == ""
+    counter.write_text("oom_kill 6\n")
+    clock.advance(OOM_LOOK_S)
+    watch.look()
+    clock.advance(OOM_LOOK_S)
+    assert watch.evidence() == f"{counter} oom_kill +1"
 
 
 def test_every_host_counts_kills_for_want_of_memory_somewhere():

@@ -43,7 +43,7 @@ from transport.stream import Stream, StreamError, StreamListener
 
 RUN = "ab12cd34"
 PRODUCER = Holder("rollout/0", 2)
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture
@@ -423,6 +423,7 @@ def test_a_full_memory_is_waited_for_and_then_the_parcel_is_sent_again(space, re
         return room(*args, **more)
 
     monkeypatch.setattr(docks.dock, "room", full)
+    monkeypatch.setattr(docking, "PATIENCE_S", WAIT_S)
     handed = remote.hand_over(written(remote))
     assert ended(handed) == ""
     assert len(docks.full) == 1

@@ -92,10 +92,26 @@ def test_who_claims_a_folder_that_is_being_cleared_away_begins_anew(base, claime
         assert is_alone
         claims = threading.Thread(target=claimed, args=("one", "one"))
         claims.start()
-        shutil.rmtree(folder)
-    claims.join(20)
+        shutil.rmtree(folder, ignore_errors=True)  # as it is cleared away: the other may put a file there
+    claims.join()
     assert (folder / FILE).exists()
     assert clear_dead(base) == []
+
+
+def test_a_folder_that_goes_while_it_is_made_is_made_again(base, claimed, monkeypatch):
+    """Between `mkdir` and the look at whose it is."""
+    stat, gone = Path.stat, []
+
+    def stat_of_what_went(path, **how):
+        if path.name == "one" and not gone:
+            gone.append(path)
+            path.rmdir()
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stat_of_what_went)
+    folder, _ = claimed("one", "one")
+    assert gone == [folder]
+    assert (folder / FILE).exists()
 
 
 def test_a_folder_that_says_nothing_is_left_alone(base, claimed):

@@ -66,6 +66,6 @@ def test_a_wait_ends_when_its_condition_holds_or_its_time_is_over() -> None:
     waits.start()
     facts.append("ready")
     changes.tell()
-    waits.join(10)
+    waits.join(60)
     assert not waits.is_alive()
     assert changes.wait_for(lambda: bool(facts), 10.0)

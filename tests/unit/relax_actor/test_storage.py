@@ -306,7 +306,7 @@ def test_rows_wait_for_memory_and_say_so_once(space, monkeypatch):
     """What was generated is not lost because memory is full for a moment."""
     full_for(space, 6, monkeypatch)
     told = []
-    writer = RowWriter(space, Holder("rollout/0", 1), on_full=told.append)
+    writer = RowWriter(space, Holder("rollout/0", 1), on_full=told.append, patience_s=60.0)
     (refs,) = writer.write([row(3)])
     assert RowReader(space).read(refs["tokens"]).tolist() == [0, 1, 2]
     assert [type(error) for error in told] == [SegmentSpaceError]

@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -95,9 +96,10 @@ def test_what_cannot_be_read_says_why(folder, tmp_path):
 
 
 def test_a_canary_leaves_nothing(tmp_path):
+    since_s = time.monotonic()
     took_s, error = files.canary(tmp_path)
     assert error == ""
-    assert 0 < took_s < 10
+    assert 0 < took_s <= time.monotonic() - since_s
     assert list(tmp_path.iterdir()) == []
     assert files.canary(tmp_path / "no")[1].startswith("No such file or directory")
 

@@ -1,8 +1,7 @@
 """Mappings that outlive their leases."""
 
-from pathlib import Path
-
 import pytest
+from descriptors import descriptors_below
 
 from transport import mappings
 from transport.mappings import Mappings
@@ -25,10 +24,6 @@ def create(space, label="b0", nbytes=100):
     with space.create("dcs", 0, label, nbytes) as segment:
         segment.buf[0] = 7
         return segment.name
-
-
-def open_descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def is_free(space, name):
@@ -80,7 +75,6 @@ def test_the_mapping_follows_the_segment_to_another_name(space, kept):
 
 
 def test_what_has_no_name_is_given_up_and_its_descriptors_with_it(space, kept):
-    before = open_descriptors()
     name = create(space)
     segment = kept.lease(name)
     kept.trim()
@@ -90,7 +84,7 @@ def test_what_has_no_name_is_given_up_and_its_descriptors_with_it(space, kept):
     assert len(kept) == 0
     assert segment.buf[0] == 7
     del segment
-    assert open_descriptors() <= before  # less where another test's are collected
+    assert descriptors_below(space.root) == []
 
 
 def test_beyond_the_limit_segments_are_mapped_for_one_lease(space, kept, monkeypatch):
@@ -105,7 +99,6 @@ def test_beyond_the_limit_segments_are_mapped_for_one_lease(space, kept, monkeyp
 
 
 def test_a_segment_that_is_locked_missing_or_unfinished_is_refused(space, kept):
-    before = open_descriptors()
     name = create(space)
     lock = space.try_lock(name)
     with pytest.raises(SegmentBusyError):
@@ -117,4 +110,4 @@ def test_a_segment_that_is_locked_missing_or_unfinished_is_refused(space, kept):
     space.unlink(name)
     with pytest.raises(SegmentMissingError):
         kept.lease(name)
-    assert open_descriptors() <= before  # less where another test's are collected
+    assert descriptors_below(space.root) == []
