@@ -3,9 +3,11 @@
 import secrets
 import time
 from collections import Counter
+from functools import partial
 
 import pytest
 from dying_actors import Lingering, Mortal
+from loop_faults import is_active_again
 from loop_hosts import loop_hosts
 from loop_run import (
     ENDLESS_STEPS,
@@ -18,18 +20,17 @@ from namespaces import make_network, tear_down
 from watching import eventually
 
 from relax_actor import ChildSpec, Supervisor, SupervisorSpec
-from relax_actor.app import RunControl
 from relax_actor.node.lease import LeaseTerms
 from relax_actor.outcome import watch
 from relax_actor.placement import Seat
 from relax_actor.supervision.spec import RestartType
 from relax_actor.telemetry import read_events
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 SLOW_TOKENS = {"scripted_token_s": 0.02}
 LONG_TERMS = LeaseTerms(ttl_s=10.0, renew_s=0.5, margin_s=0.5)
-QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
+QUICK_TERMS = LeaseTerms(ttl_s=6.0, renew_s=0.3, margin_s=0.5)
 
 
 def assert_nothing_was_lost(run, hosts):
@@ -62,28 +63,26 @@ def test_every_group_is_trained_on_exactly_once_wherever_its_bytes_are_lost(run_
 
 def test_partial_rollouts_go_on_on_another_host(run_loop):
     """Chunks travel as well: to the queue's host, and from there to whoever goes on."""
-    plan = kills("rollout/0", ("chunk_sent", 2), ("parcel_sent", 2))
+    plan = kills("rollout/0", ("chunk_sent", 4), ("parcel_sent", 2), ("chunk_sent", 4))
+    slow = {"scripted_token_s": 0.15}  # the first chunks arrive before the fourth one
     with loop_hosts(3) as hosts:
-        run = run_loop(
-            plan=plan,
-            run={"steps": 6},
-            rollout={"chunk_tokens": 2, "scripted_token_s": 0.15},  # a chunk arrives before the next one
+        run = run_loop.until_killed(
+            plan,
+            rollout={"chunk_tokens": 2, "max_new_tokens": 12, **slow},
             **hosts.settings(hosts.rollouts_on("b", "c")),
         )
         assert_nothing_was_lost(run, hosts)
-    assert run.killed == ["rollout/0"] * 2
+    assert run.killed == ["rollout/0"] * 3
     assert run.of("samples_continued")
 
 
 def test_rewards_may_be_scored_on_another_host(run_loop):
     with loop_hosts(2) as hosts:
         placement = hosts.rollouts_on("a", "b", rewards=("b",))
-        run = run_loop(
-            plan=kills("reward", ("rewarding", 3), ("reward_sent", 2)),
-            rollout=SLOW_TOKENS,
-            **hosts.settings(placement),
-        )
+        plan = kills("reward", ("rewarding", 3), ("reward_sent", 2))
+        run = run_loop.until_killed(plan, rollout=SLOW_TOKENS, **hosts.settings(placement))
         assert_nothing_was_lost(run, hosts)
+    assert run.killed == ["reward"] * 2
 
 
 class LoseHost:
@@ -109,22 +108,6 @@ class LoseHost:
             agent.kill()
 
 
-class UntilActiveAgain:
-    """Stops the run once an actor samples in its second incarnation."""
-
-    def __init__(self, actor, inner, control):
-        self._actor, self._inner, self._control = actor, inner, control
-
-    def __call__(self, folder):
-        self._inner(folder)
-        events, _ = read_events(folder / "events.jsonl")
-        if any(
-            each["kind"] == "child_active" and each["child"] == self._actor and each["incarnation"] == 2
-            for each in events
-        ):
-            self._control.stop("SIGTERM")
-
-
 def hosts_of(run, actor):
     """Return the hosts that the incarnations of an actor were spawned on."""
     return [event["site"] for event in run.of("child_spawned", child=actor)]
@@ -133,8 +116,8 @@ def hosts_of(run, actor):
 def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
     """Its replica takes a place on the other host."""
     with loop_hosts(3) as hosts:
-        run = run_loop(
-            run={"steps": 12},
+        run = run_loop.until(
+            partial(is_active_again, "rollout/0"),
             rollout=SLOW_TOKENS,
             on_tick=LoseHost(hosts, "b", for_good=True),
             **hosts.settings(hosts.rollouts_on("b", "c")),
@@ -145,14 +128,13 @@ def test_the_prompts_of_a_lost_host_go_on_elsewhere(run_loop):
 
 def test_a_replica_without_room_elsewhere_waits_for_its_host_and_is_used_again(run_loop):
     """Degraded meanwhile: one replica of two."""
-    control = RunControl()
     with loop_hosts(3) as hosts:
         placement = hosts.rollouts_on("b", "c", gpus=("7",))
-        run = run_loop(
-            run={"steps": ENDLESS_STEPS},
+        run = run_loop.until(
+            partial(is_active_again, "rollout/0"),
+            more_steps=0,
             rollout={**SLOW_TOKENS, "min_replicas": 1},
-            on_tick=UntilActiveAgain("rollout/0", LoseHost(hosts, "b"), control),
-            control=control,
+            on_tick=LoseHost(hosts, "b"),
             **hosts.settings(placement),
         )
         assert run.outcome.exit_code == 143, run.log
@@ -169,8 +151,8 @@ def test_a_spare_place_is_taken_by_one_replica(run_loop):
     with loop_hosts(4) as hosts:
         spare = Seat(actor="", host="d", gpus=("7",))
         placement = hosts.rollouts_on("b", "c", gpus=("7",), spares=(spare,))
-        run = run_loop(
-            run={"steps": 12},
+        run = run_loop.until(
+            partial(is_active_again, "rollout/0"),
             rollout=SLOW_TOKENS,
             on_tick=LoseHost(hosts, "b", for_good=True),
             **hosts.settings(placement),
@@ -219,24 +201,30 @@ class CutLink:
     Args:
         network: whose.
         name: of the host, in the network.
-        for_s: how long.
+        for_s: how long at least.
         times: how often, each after two further steps.
+        until: what has to be among the run's events before the link is there again.
     """
 
-    def __init__(self, network, name, for_s, times=1):
-        self._network, self._name, self._for_s, self._left = network, name, for_s, times
-        self._next_step, self._heal_at, self.cuts = 2, None, 0
+    def __init__(self, network, name, for_s, times=1, until=lambda _events: True):
+        self._network, self._name, self._for_s, self._times = network, name, for_s, times
+        self._until, self._next_step, self._cut_at, self.healed = until, 2, None, 0
+
+    @property
+    def is_over(self):
+        """Whether it was cut so often, and is there again."""
+        return self.healed == self._times
 
     def __call__(self, folder):
-        steps = sum(event["kind"] == "step" for event in read_events(folder / "events.jsonl")[0])
-        if self._heal_at is not None and time.monotonic() >= self._heal_at:
-            self._heal_at, self._next_step = None, steps + 2
+        events = read_events(folder / "events.jsonl")[0]
+        steps, now = sum(event["kind"] == "step" for event in events), time.monotonic()
+        if self._cut_at is not None and now >= self._cut_at + self._for_s and self._until(events):
+            self._cut_at, self._next_step = None, steps + 2
             self._network.heal(self._name)
-        elif self._heal_at is None and self._left and steps >= self._next_step:
-            self._left -= 1
-            self._heal_at = time.monotonic() + self._for_s
+            self.healed += 1
+        elif self._cut_at is None and not self.is_over and steps >= self._next_step:
             self._network.cut(self._name)
-            self.cuts += 1
+            self._cut_at = time.monotonic()
 
 
 @pytest.fixture
@@ -250,25 +238,29 @@ def test_rows_on_a_link_that_is_cut_for_a_moment_arrive_once(run_loop, network):
     """Nobody is restarted, and nothing is sampled twice: what did not arrive is sent again."""
     link = CutLink(network, "a", LONG_TERMS.ttl_s / 8, times=3)
     with loop_hosts(3, network) as hosts:
-        run = run_loop(
-            run={"steps": 12},
+        run = run_loop.until(
+            lambda _events: link.is_over,
             rollout={"chunk_tokens": 2, **SLOW_TOKENS},
             on_tick=link,
             **hosts.settings(hosts.rollouts_on("b", "b"), lease=LONG_TERMS),
         )
         assert_nothing_was_lost(run, hosts)
-    assert link.cuts
     assert not run.of("host_lost")
     assert len(run.of("child_spawned", child="rollout/0")) == 1
 
 
 def test_behind_a_link_that_is_cut_for_long_the_prompts_go_on_elsewhere(run_loop, network):
     """Its actors end by themselves before others take over, so that no sample has two owners."""
+
+    def is_lost(events):
+        return any(event["kind"] == "host_lost" for event in events)
+
+    link = CutLink(network, "a", 1.5 * QUICK_TERMS.ttl_s, until=is_lost)
     with loop_hosts(3, network) as hosts:
-        run = run_loop(
-            run={"steps": 30},
+        run = run_loop.until(
+            lambda events: link.is_over and is_active_again("rollout/0", events),
             rollout=SLOW_TOKENS,
-            on_tick=CutLink(network, "a", 3 * QUICK_TERMS.ttl_s),
+            on_tick=link,
             **hosts.settings(hosts.rollouts_on("b", "c", gpus=("7",)), lease=QUICK_TERMS),
         )
         assert_nothing_was_lost(run, hosts)

@@ -9,7 +9,7 @@ from loop_run import (
     kills,
 )
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 SLOW_TOKENS = {"scripted_token_s": 0.02}
 

@@ -9,7 +9,7 @@ from loop_run import assert_kept_its_promises, assert_trained_in_order, assert_t
 
 from relax_actor.telemetry import read_events
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 
 class Killer:

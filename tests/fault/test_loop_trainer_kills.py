@@ -10,7 +10,7 @@ from loop_run import (
 
 from relax_actor.faults import Action, Fault
 
-pytestmark = [pytest.mark.fault, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 
 def assert_each_life_began_at_a_checkpoint(run):
@@ -49,9 +49,11 @@ def test_a_killed_trainer_goes_on_from_its_newest_checkpoint(run_loop, staleness
 
 def test_a_trainer_whose_batch_was_taken_back_returns_to_its_checkpoint(run_loop):
     """I2, I9: it trained on samples that were not its own any more, so those weights never count."""
-    slow = Fault(actor="trainer", point="trained", nth=2, action=Action.DELAY, seconds=5.0)
-    run = run_loop(plan=[slow], train={"lease_s": 2.0, "checkpoint_every": 1})
+    slow = Fault(actor="trainer", point="trained", nth=2, action=Action.DELAY, seconds=8.0)
+    run = run_loop(plan=[slow], train={"lease_s": 4.0, "checkpoint_every": 1})
     assert_kept_its_promises(run)
     assert_trained_in_order(run)
-    assert len(run.of("child_spawned", child="trainer")) == 2
-    assert any("lease" in event["line"] for event in run.of("child_exited", child="trainer")), run.log
+    *late, done = run.of("child_exited", child="trainer")
+    assert late, run.log
+    assert all("lease" in event["line"] for event in late), run.log
+    assert done["exit"] == "normal", run.log

@@ -5,19 +5,15 @@ import json
 import fake_sglang
 import pytest
 from loop_hosts import loop_hosts
-from loop_run import ENDLESS_STEPS, assert_trainer_went_on
+from loop_run import assert_trainer_went_on
 from namespaces import some_network
 from spread_replicas import Strikes, assert_nothing_was_lost, over, survivors
 
-from relax_actor.app import RunControl
 from relax_actor.faults import Action, Fault
-from relax_actor.node.lease import LeaseTerms
-from relax_actor.telemetry import read_events
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(240)]
 
 DEADLINE_S = 200.0
-QUICK_TERMS = LeaseTerms(ttl_s=3.0, renew_s=0.3, margin_s=0.3)
 
 
 @pytest.fixture
@@ -63,10 +59,10 @@ def test_a_replica_starts_again_whole_whichever_of_its_processes_dies(run_loop, 
         actor="part/0", point="part_asked", incarnation=3
     )  # without a server yet, when it is asked for one
     with loop_hosts(2) as hosts:
-        run = run_loop(
+        run = run_loop.until(
+            strikes.are_over,
             plan=[dies],
             rollout=rollout(token_s=0.01),
-            run={"steps": 7},
             on_tick=strikes,
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, "rollout/0=b", "part/0=a")),
@@ -86,10 +82,10 @@ def test_a_part_that_is_stopped_does_not_hold_up_its_replica(run_loop, rollout):
     strikes = Strikes("far", "stopped part")
     hangs = Fault(actor="part/0", point="part_asked", action=Action.STOP, incarnation=2)
     with loop_hosts(2) as hosts:
-        run = run_loop(
+        run = run_loop.until(
+            strikes.are_over,
             plan=[hangs],
             rollout=rollout(token_s=0.01),
-            run={"steps": 4},
             on_tick=strikes,
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, "rollout/0=a", "part/0=b")),
@@ -105,9 +101,9 @@ def test_the_other_replicas_go_on(run_loop, rollout):
     strikes = Strikes("far", "part")
     with loop_hosts(2) as hosts:
         seats = ("rollout/0=a", "part/0=b", "rollout/1=b", "part/1=a")
-        run = run_loop(
+        run = run_loop.until(
+            lambda _events: not strikes.waiting,
             rollout=rollout(replicas=2, token_s=0.02),
-            run={"steps": 6},
             on_tick=strikes,
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, *seats)),
@@ -119,38 +115,17 @@ def test_the_other_replicas_go_on(run_loop, rollout):
     )
 
 
-class UntilActive:
-    """Stops the run once a rollout samples in another incarnation than the first.
-
-    Args:
-        actor: which.
-        inner: called before.
-        control: of the run.
-    """
-
-    def __init__(self, actor, inner, control):
-        self._actor, self._inner, self._control = actor, inner, control
-
-    def __call__(self, folder):
-        self._inner(folder)
-        active = [
-            event for event in read_events(folder / "events.jsonl")[0] if event["kind"] == "child_active"
-        ]
-        if any(event["child"] == self._actor and event["incarnation"] > 1 for event in active):
-            self._control.stop("SIGTERM")
-
-
 def test_a_replica_waits_for_the_lost_host_of_its_part_while_others_go_on(run_loop, rollout):
-    control, strikes = RunControl(), Strikes("host")
+    strikes = Strikes("host")
     with loop_hosts(3) as hosts:
         placement = over(hosts, "rollout/0=a", "part/0=b", "rollout/1=c", "part/1=a")
-        run = run_loop(
+        run = run_loop.until(
+            strikes.are_over,
+            more_steps=0,
             rollout=rollout(replicas=2, token_s=0.02),
-            run={"steps": ENDLESS_STEPS},
-            on_tick=UntilActive("rollout/0", strikes, control),
-            control=control,
+            on_tick=strikes,
             deadline_s=DEADLINE_S,
-            **hosts.settings(placement, lease=QUICK_TERMS),
+            **hosts.settings(placement),
         )
         assert run.outcome.exit_code == 143, run.log
         assert len(run.trained) == len(set(run.trained))

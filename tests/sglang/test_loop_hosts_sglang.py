@@ -27,9 +27,10 @@ def test_a_replica_over_two_hosts_starts_again_whole_and_loses_no_sample(run_loo
     """I2, I3, I4, I5, I7, I8: a rank on the other host is killed, the part there, the half on its own."""
     strikes = Strikes("far scheduler", "part", "near")
     with loop_hosts(2) as hosts:
-        run = run_loop(
+        run = run_loop.until(
+            strikes.are_over,
+            more_steps=1,
             rollout=rollout,
-            run={"steps": 5},
             on_tick=strikes,
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, "rollout/0=a", "part/0=b")),

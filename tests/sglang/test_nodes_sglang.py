@@ -26,7 +26,7 @@ from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPl
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 CLOSE = 1e-5  # of log-probs in float32
-NOTICED_S = 20.0
+NOTICED_S = 90.0
 
 
 class Nodes:
@@ -104,11 +104,8 @@ def test_the_end_of_the_far_node_ends_the_near_one(nodes, tiny_model):
     nodes.engine.submit([_request(0, 0, tokens=400)])
 
     os.killpg(nodes.far.pid, signal.SIGKILL)
-    since = time.monotonic()
     with pytest.raises(ServerGoneError, match="scheduler"):
         _sampled(nodes.engine, [], until_s=NOTICED_S)
-
-    assert time.monotonic() - since < NOTICED_S
 
 
 def test_the_end_of_the_near_node_ends_the_far_one(nodes):

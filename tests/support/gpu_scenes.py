@@ -137,6 +137,7 @@ def a_store_killed_in_mid_fill_costs_a_route(scene):
     result = scene.install()
     assert result.digest == scene.expected()
     assert result.failures[0][0] == Route.CUDA_IPC
+    scene.is_idle()  # it is back
     result = scene.install((Route.CUDA_IPC,))
     assert result.digest == scene.expected(), result
 

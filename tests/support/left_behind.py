@@ -20,7 +20,7 @@ from transport import leavings
 
 MARK = "RELAX_ACTOR_TEST"
 LOOK_S = 0.01
-SETTLE_S = 20.0
+SETTLE_S = 60.0
 """How long what is dying may take."""
 
 

@@ -1,7 +1,7 @@
 """When a run is disturbed, and when it has seen enough: by its events, however slow the machine is."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,31 +12,54 @@ from relax_actor.faults import Action, Fault
 from relax_actor.telemetry import Event, read_events
 
 
-class UntilKilled:
-    """Stops a run two steps after so many of its actors were killed, and its rollouts are back.
+class Until:
+    """Stops a run some steps after something was seen in its events.
 
     Args:
-        plan: of the kills.
+        seen: whether it was; asked until it says so.
         control: of the run.
+        inner: called before.
+        more_steps: how many steps are to follow.
     """
 
-    def __init__(self, plan: Sequence[Fault], control: app.RunControl) -> None:
-        self._planned, self._control = Counter(fault.actor for fault in plan), control
+    def __init__(
+        self,
+        seen: Callable[[Sequence[Event]], object],
+        control: app.RunControl,
+        inner: Callable[[Path], object],
+        *,
+        more_steps: int,
+    ) -> None:
+        self._seen, self._control, self._inner, self._more_steps = seen, control, inner, more_steps
         self._until_step: int | None = None
 
     def __call__(self, folder: Path) -> None:
         """Look at the run's events."""
+        self._inner(folder)
         events, _ = read_events(folder / "events.jsonl")
         steps = sum(event["kind"] == "step" for event in events)
-        if self._until_step is None and self._is_carried_out(events):
-            self._until_step = steps + 2
+        if self._until_step is None and self._seen(events):
+            self._until_step = steps + self._more_steps
         if self._until_step is not None and steps >= self._until_step:
             self._control.stop("SIGTERM")
 
-    def _is_carried_out(self, events: Sequence[Event]) -> bool:
+
+def carried_out(plan: Sequence[Fault]) -> Callable[[Sequence[Event]], bool]:
+    """Return whether so many of a run's actors were killed, and its rollouts are back."""
+    planned = Counter(fault.actor for fault in plan if fault.action is Action.KILL)
+    rollouts = [name for name in planned if name.startswith("rollout")]
+
+    def seen(events: Sequence[Event]) -> bool:
         killed = Counter(event["child"] for event in events if is_kill(event))
-        rollouts = [name for name in self._planned if name.startswith("rollout")]
-        return self._planned <= killed and are_active(rollouts, events)
+        return planned <= killed and are_active(rollouts, events)
+
+    return seen
+
+
+def is_active_again(actor: str, events: Sequence[Event]) -> bool:
+    """Whether another incarnation of a rollout than the first samples, or has sampled."""
+    active = [each for each in events if each["kind"] == "child_active" and each["child"] == actor]
+    return any(each["incarnation"] > 1 for each in active)
 
 
 class Rendezvous:

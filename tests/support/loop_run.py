@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from loop_faults import UntilKilled, is_kill
+from loop_faults import Until, carried_out, is_kill
 from safetensors.numpy import load_file
 
 from relax_actor import app, faults
@@ -40,7 +40,7 @@ from transport.shm import ShmSpace
 
 SUPPORT = Path(__file__).parent
 QUICK = Backoff(base_s=0.02, cap_s=0.1)
-DEADLINE_S = 100.0
+DEADLINE_S = 150.0
 GROUPS_PER_STEP = 4
 ENDLESS_STEPS = 1000
 """Of a run that is stopped when it has seen what it is for."""
@@ -198,16 +198,30 @@ class LoopRunner:
         start = next(index for index, event in enumerate(events) if event.get("run_id") == run_id)
         return LoopRun(config=config, folder=folder, run_id=run_id, outcome=outcome, events=events[start:])
 
-    def until_killed(self, plan: Sequence[Fault], **options: Any) -> LoopRun:
-        """Run for as long as it takes to carry out a plan of kills, however slow restarts are.
+    def until(
+        self,
+        seen: Callable[[Sequence[Event]], object],
+        *,
+        more_steps: int = 2,
+        on_tick: Callable[[Path], object] = lambda _folder: None,
+        **options: Any,
+    ) -> LoopRun:
+        """Run for as long as it takes, and then for some steps more, however slow everything is.
 
         Args:
-            plan: of the kills.
+            seen: whether the run's events so far have what it is for.
+            more_steps: that are to follow.
+            on_tick: called before.
             options: as for a run; no number of steps.
         """
         control = app.RunControl()
         options["run"] = {**options.get("run", {}), "steps": ENDLESS_STEPS}
-        return self(plan=plan, control=control, on_tick=UntilKilled(plan, control), **options)
+        watch = Until(seen, control, on_tick, more_steps=more_steps)
+        return self(control=control, on_tick=watch, **options)
+
+    def until_killed(self, plan: Sequence[Fault], **options: Any) -> LoopRun:
+        """Run until a plan of kills is carried out and its rollouts are back; see `until`."""
+        return self.until(carried_out(plan), plan=plan, **options)
 
 
 def kills(actor: str, *points: str | tuple[str, int]) -> list[Fault]:

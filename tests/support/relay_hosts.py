@@ -189,9 +189,9 @@ class RelayHost:
             self.puller.close()
         if self.leader is not None:
             self.leader.close()
-            self._leading.join(30)
+            self._leading.join(60)
             assert not self._leading.is_alive()
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self.store.close()
 

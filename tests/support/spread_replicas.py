@@ -55,9 +55,13 @@ class Strikes:
         self.waiting, self._struck = list(whats), set()
         self._rollout, self._part = f"rollout/{replica}", f"part/{replica}"
 
+    def are_over(self, events):
+        """Whether all was done, and the replica samples after the last of it."""
+        active = [each for each in events if (each["kind"], each["actor"]) == ("child_active", self._rollout)]
+        return not self.waiting and max(each["inc"] for each in active) > max(self._struck)
+
     def __call__(self, folder):
-        log = folder / "events.jsonl"
-        events = read_events(log)[0] if log.exists() and self.waiting else []
+        events = read_events(folder / "events.jsonl")[0] if self.waiting else []
         updated = self._last(events, "engine_updated", self._rollout)
         steps = sum(event["kind"] == "step" for event in events)
         if updated is None or updated["inc"] in self._struck or steps <= len(self._struck):

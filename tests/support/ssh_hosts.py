@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,15 +55,18 @@ class Sshd:
     @property
     def sessions(self) -> list[psutil.Process]:
         """The processes of the server that are beyond its listener."""
-        if self.process.poll() is not None:
-            return []
-        return [each for each in psutil.Process(self.process.pid).children(recursive=True) if is_there(each)]
+        if self.process.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                children = psutil.Process(self.process.pid).children(recursive=True)
+                return [each for each in children if is_there(each)]
+        return []
 
     def stop(self) -> None:
         """End the server and every session of it."""
         family = [self.process, *self.sessions]
         for each in family:
-            each.kill()
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
         self.process.wait()
 
 

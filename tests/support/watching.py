@@ -33,11 +33,11 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 20.0, *, poll_s:
 
 
 @contextmanager
-def ended_after(process: subprocess.Popen[Any]) -> Iterator[None]:
+def ended_after(process: subprocess.Popen[Any]) -> Iterator[subprocess.Popen[Any]]:
     """Kill a process when the block is left, also by a failure, so that nobody waits for it."""
     with process:
         try:
-            yield
+            yield process
         finally:
             process.kill()
 

@@ -107,7 +107,7 @@ class WeightServer:
         self._counts[path] += 1
         fault = self.faults.get((path, self._counts[path]))
         if fault == "hang":
-            self._hold.wait(60)
+            self._hold.wait()  # for as long as it serves
         if fault in {"hang", "close"}:
             return None
         if fault in {"400", "500"}:

@@ -2,11 +2,22 @@
 
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 FAMILY_S = 0.1
-"""How long a process' own end may take after those of its children, whom the kernel kills with it."""
+"""How long it may take until it shows that a process ends, after those of its children whom the kernel kills
+with it. Then each of its threads has to run once more, which takes as long as others have the cores."""
+
+_EXITING = 0x4
+"""PF_EXITING of the flags in /proc/PID/stat."""
+
+_STATE, _FLAGS = 0, 6
+"""Fields of /proc/PID/stat, counted behind the command."""
+
+_SIGKILL_BIT = 1 << (signal.SIGKILL - 1)
 
 
 class Watch:
@@ -19,6 +30,7 @@ class Watch:
 
     def __init__(self, processes: Mapping[int, str], on_end: Callable[[str], None]) -> None:
         self._names: dict[int, str] = {}
+        self._pids: dict[int, int] = {}
         self._on_end = on_end
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll = select.poll()
@@ -46,9 +58,9 @@ class Watch:
             try:
                 pidfd = os.pidfd_open(pid)
             except ProcessLookupError:
-                gone = f"{name} (pid {pid}) has ended"
+                gone = gone or f"{name} (pid {pid}) has ended"
                 continue
-            self._names[pidfd] = f"{name} (pid {pid}) has ended"
+            self._names[pidfd], self._pids[pidfd] = f"{name} (pid {pid}) has ended", pid
             self._poll.register(pidfd, select.POLLIN)
         return gone
 
@@ -57,12 +69,23 @@ class Watch:
             ended = [fd for fd, _ in self._poll.poll()]
             if self._stop in ended:
                 return
-            parent = next(iter(self._names))
-            gone = self._names[parent if parent in ended or _ends_too(parent) else ended[0]]
+            parent, pid = next(iter(self._pids.items()))
+            gone = self._names[parent if parent in ended or _ends_too(parent, pid) else ended[0]]
         self._on_end(gone)
 
 
-def _ends_too(pidfd: int) -> bool:
+def _ends_too(pidfd: int, pid: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(FAMILY_S * 1000))
+    return is_ending(pid) or bool(poll.poll(FAMILY_S * 1000)) or is_ending(pid)
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is gone, or its first thread has ended or is to."""
+    try:  # in this order: what waits for it in the first shows in the second later
+        status = Path(f"/proc/{pid}/status").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    waiting = int(status.partition("SigPnd:")[2].split()[0], 16)
+    return bool(waiting & _SIGKILL_BIT or int(fields[_FLAGS]) & _EXITING or fields[_STATE] in "ZX")
