@@ -1,6 +1,5 @@
 """How a run is watched, ended from outside, and given up where it has lost the hosts it needs."""
 
-import threading
 from collections.abc import Callable
 
 import msgspec
@@ -25,41 +24,35 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunControl:
-    """How another thread, or a signal handler, ends a run."""
+    """How another thread, or a signal handler, ends a run.
+
+    Plain flags: a signal handler may interrupt whoever holds a lock, and would wait for it without end.
+
+    Attributes:
+        preempting: whether the run is to make room for another one.
+        stopping: whether it is to end in order.
+        killing: whether it is to end now.
+        reason: the first one given.
+    """
 
     def __init__(self) -> None:
-        self._preempt, self._stop, self._kill = threading.Event(), threading.Event(), threading.Event()
+        self.preempting = self.stopping = self.killing = False
         self.reason = ""
 
     def preempt(self, reason: str) -> None:
         """End after the step at hand, with a checkpoint, to be resumed later."""
         self.reason = self.reason or reason
-        self._preempt.set()
+        self.preempting = True
 
     def stop(self, reason: str) -> None:
         """End in order: each actor gets its time to clean up."""
         self.reason = self.reason or reason
-        self._stop.set()
+        self.stopping = True
 
     def kill(self, reason: str) -> None:
         """End now."""
         self.reason = self.reason or reason
-        self._kill.set()
-
-    @property
-    def preempting(self) -> bool:
-        """Whether the run is to make room for another one."""
-        return self._preempt.is_set()
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the run is to end in order."""
-        return self._stop.is_set()
-
-    @property
-    def killing(self) -> bool:
-        """Whether the run is to end now."""
-        return self._kill.is_set()
+        self.killing = True
 
 
 def watch(
