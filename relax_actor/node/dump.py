@@ -7,8 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from relax_actor.node import process
-from relax_actor.node.facts import Handling
+from relax_actor.node.facts import Handling, look
+from relax_actor.node.process import start_time
 
 DUMPED_BY = signal.SIGUSR1
 
@@ -28,10 +28,14 @@ async def dump_stacks(pid: int, log: Path) -> None:
     Returns when the dump is whole, at once where the process is stopped or dead, since it writes nothing, or
     after `DUMP_DEADLINE_S`.
     """
-    before, since_s, handling = size_of(log), time.monotonic(), Handling(pid, DUMPED_BY)
+    before, since_s = size_of(log), time.monotonic()
+    started, handling = start_time(pid), Handling(pid, DUMPED_BY)
     with suppress(ProcessLookupError):
         os.kill(pid, DUMPED_BY)
-    while (waited_s := time.monotonic() - since_s) < DUMP_DEADLINE_S and process.is_running(pid):
+    while (waited_s := time.monotonic() - since_s) < DUMP_DEADLINE_S:
+        facts = look(pid, started)
+        if facts is None or facts.is_stopped:
+            return
         if handling.is_over and (waited_s >= BEGIN_S or _SIGN in read_from(log, before)):
             return
         await asyncio.sleep(_POLL_S)

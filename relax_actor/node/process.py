@@ -151,12 +151,6 @@ def _reap_all() -> bool:
     return True
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process lives and no signal has stopped it."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] not in {"T", "t", "Z", "X"}
-
-
 def everybody() -> list[int]:
     """Return the pids of all processes of this host that can be seen."""
     return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]  # noqa: PTH208 - names are enough
