@@ -25,12 +25,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "support")]
 
-import aiohttp  # noqa: E402
 import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 from common import circumstances, spread  # noqa: E402
 from parts import Parts, cuda_devices  # noqa: E402
 from sglang_scenes import Told, logprobs, model_folder, requests, start_engine, weights  # noqa: E402
+from sglang_ways import bare, finished, settle  # noqa: E402
 
 from relax_actor.engines.base import Prefix  # noqa: E402
 
@@ -45,6 +45,7 @@ def main() -> None:
     parts = Parts(result, args.out)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), args)
+        settle()
         for name in args.parts.split(","):
             parts.run(name, lambda name=name: result.update({name: getattr(bench, name)()}))
         bench.close()
@@ -196,49 +197,6 @@ class Bench:
             self.engine = None
             log = self.args.out.with_suffix(".log")
             log.write_bytes((self.folder / "sglang.log").read_bytes()[-(1 << 20) :])
-
-
-def finished(engine: Any, batch: list[Any], *, wait_for: int = 0) -> list[Any]:
-    """Run requests through the engine, as the rollout does, and return what became of them."""
-    todo, done = list(batch), []
-    want = len(batch) + wait_for
-    while len(done) < want:
-        if todo and engine.free_slots:
-            room = engine.free_slots
-            engine.submit(todo[:room])
-            todo = todo[room:]
-        got = engine.step()
-        done += got
-        if not got:
-            time.sleep(0.001)
-    return done
-
-
-async def bare(url: str, batch: list[Any], slots: int) -> None:
-    """Send the same requests straight to the server."""
-    gate = asyncio.Semaphore(slots)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, timeout=aiohttp.ClientTimeout(total=600)
-    ) as session:
-
-        async def one(request: Any) -> None:
-            sampling = {
-                "max_new_tokens": request.params.max_new_tokens,
-                "temperature": 1.0,
-                "ignore_eos": True,
-            }
-            body = {
-                "input_ids": list(request.prompt),
-                "sampling_params": sampling,
-                "return_logprob": True,
-                "extra_key": "bare",
-            }
-            async with gate, session.post(f"{url}/generate", json=body) as answer:
-                check(answer.status == 200, await answer.text())
-                await answer.json()
-
-        await asyncio.gather(*(one(request) for request in batch))
 
 
 def check(holds: bool, fact: str) -> None:

@@ -5,8 +5,8 @@
 `storm`: three replicas on one GPU, a trainer on another; the server's scheduler, its main process and
 our actor are killed in turn, three times each, while samples are under way. `spare`: one replica, and a
 server that waits. `same` (I6): max_staleness 0 and deterministic servers; the samples of a run with three
-kills are those of a run without. `experts`: a mixture of experts with and without routing replay (R3).
-`colocate`: trainer and server take turns on one GPU. `--shape tiny` plays it on a CPU.
+kills are those of a run without. `experts`: a mixture of experts, on policy, with and without routing
+replay (R3). `colocate`: trainer and server take turns on one GPU. `--shape tiny` plays it on a CPU.
 """
 
 import argparse
@@ -116,7 +116,7 @@ def experts(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> No
             name,
             replicas=1,
             spares=0,
-            run={"steps": 6},
+            run={"steps": 6, "max_staleness": 0},
             model={"path": str(folder / "moe")},
             rollout={
                 "sglang_args": (*server_words(), *(("--moe-runner-backend", "triton") if ON_GPU else ()))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import spread
 from sglang_runs import ON_GPU, Run
 from sglang_scenes import server_options
 
@@ -82,6 +83,7 @@ def measure(folder: Path, args: argparse.Namespace, found: dict[str, Any]) -> No
     found |= run.summary() | {
         "killed": [kill["actor"] for kill in watcher.kills],
         "phases_s": _phases(run),
+        "turns_s": {who: spread([b - a for a, b in spans]) for who, spans in turns.items() if spans},
         "frees_memory": sorted({e["frees_memory"] for e in run.of("turn_ended") if "frees_memory" in e}),
         "late": len(run.of("turn_late")),
         "both_at_once": sum(
@@ -116,7 +118,6 @@ def _phases(run: Any) -> dict[str, float]:
     values |= {name: [e[name] for e in run.of("step") if name in e] for name in ("train_s", "offload_s")}
     values["wake_s"] = [e["wake_s"] for e in run.of("turn_began") if e.get("wake_s")]
     values["install_s"] = [e["seconds"] for e in run.of("policy_installed")]
-    values["sample_s"] = [e["dur_s"] for e in run.of("span") if e.get("name") == "wait"]
     return {name: round(statistics.median(found), 4) for name, found in values.items() if found}
 
 
@@ -126,10 +127,18 @@ def _peak_gib(used_bytes: list[tuple[float, int]], spans: list[tuple[float, floa
 
 
 def _again(run: Any, kill: dict[str, Any]) -> dict[str, Any]:
-    """Return when the killed had its next turn, in seconds after its death."""
-    later = [
-        event["m"] - kill["m"]
-        for event in run.of("turn_began", actor=kill["actor"])
-        if event["inc"] > kill["incarnation"]
-    ]
-    return {"actor": kill["actor"], "next_turn_s": round(min(later), 3) if later else None}
+    """Return when the killed had its next turn and had done something in it, in seconds after its death.
+
+    A rollout has done something when a policy version is installed, a trainer when it has made a step.
+    """
+
+    def after(kind: str) -> float | None:
+        later = [
+            event["m"] - kill["m"]
+            for event in run.of(kind, actor=kill["actor"])
+            if event["inc"] > kill["incarnation"]
+        ]
+        return round(min(later), 3) if later else None
+
+    works = "step" if kill["actor"] == "trainer" else "policy_installed"
+    return {"actor": kill["actor"], "next_turn_s": after("turn_began"), "works_s": after(works)}

@@ -72,6 +72,12 @@ class RunningSample:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
+    def extend(self, tokens: Sequence[int], logprobs: Sequence[float], version: PolicyVersion) -> None:
+        """Record the next tokens, with as many log-probs, all of one version."""
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.versions += [version] * len(tokens)
+
     def completion(self, reason: FinishReason, routes: npt.NDArray[np.int32] | None = None) -> Completion:
         """Return what is handed to the rollout.
 

@@ -1,6 +1,7 @@
 """What `/generate` answers, checked field by field. Pure."""
 
 import base64
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _REASONS = {
     "length": FinishReason.LENGTH,
     "abort": FinishReason.ABORT,
 }
+
+_NUMBERS = {float, int}
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,16 +142,27 @@ def _field(answer: Any, name: str, key: Key) -> Any:
 
 def _logprobs(meta: Mapping[str, Any], tokens: Sequence[int], key: Key) -> tuple[float, ...]:
     entries = meta.get("output_token_logprobs") or []
-    if len(entries) != len(tokens):
-        fact = f"has {len(entries)} entries for {len(tokens)} tokens"
+    if not isinstance(entries, list) or len(entries) != len(tokens):
+        fact = f"does not have one entry for each of {len(tokens)} tokens: {str(entries)[:80]}"
         raise PartialRolloutFormatError(key, "meta_info.output_token_logprobs", fact)
+    with contextlib.suppress(TypeError, LookupError):
+        logprobs, named = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        if named == [*tokens] and {*map(type, logprobs)} <= _NUMBERS:
+            return tuple(map(float, logprobs))
+    raise _first_wrong(entries, tokens, key)
+
+
+def _first_wrong(entries: list[Any], tokens: Sequence[int], key: Key) -> Exception:
+    """Return what is wrong with the first entry that does not say its token's log-prob."""
     for place, (entry, token) in enumerate(zip(entries, tokens, strict=True)):
-        if entry[1] == token and entry[0] is None:  # what JSON has for NaN
-            raise LogitsError([place])
-        if entry[1] != token or not isinstance(entry[0], float | int):
-            fact = f"has {entry} at {place}, where the token is {token}"
-            raise PartialRolloutFormatError(key, "meta_info.output_token_logprobs", fact)
-    return tuple(float(entry[0]) for entry in entries)
+        match entry:
+            case [logprob, named, *_] if named == token and type(logprob) in _NUMBERS:
+                continue
+            case [None, named, *_] if named == token:  # what JSON has for NaN
+                return LogitsError([place])
+        break
+    fact = f"has {str(entry)[:80]} at {place}, where the token is {str(token)[:80]}"
+    return PartialRolloutFormatError(key, "meta_info.output_token_logprobs", fact)
 
 
 def _finish(finish: Any, key: Key) -> FinishReason:

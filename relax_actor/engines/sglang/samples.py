@@ -140,8 +140,7 @@ class Samples:
     def _add(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key
         self.progress += bool(answer.tokens)
-        for token, logprob in zip(answer.tokens, answer.logprobs, strict=True):
-            sample.append(token, logprob, flight.version)
+        sample.extend(answer.tokens, answer.logprobs, flight.version)
         if answer.tokens and answer.finish is None and self._spans:
             # What came first after an update may be older than the update: it is taken for that.
             flight.version = policy_version(answer.weight_version, key)

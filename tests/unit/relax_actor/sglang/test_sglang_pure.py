@@ -249,6 +249,12 @@ def test_a_request_cut_off_in_the_queue_has_no_tokens_and_nothing_about_them():
             answer(output_token_logprobs=[[-0.25, 5, None], ["odd", 6, None]]),
             "meta_info.output_token_logprobs",
         ),
+        *(
+            (answer(output_token_logprobs=[[-0.25, 5, None], odd]), "meta_info.output_token_logprobs")
+            for odd in ([], [-1.0], {"6": -1.0}, None, 7, "-6", [True, 6, None])
+        ),
+        (answer(output_token_logprobs=7), "meta_info.output_token_logprobs"),
+        (answer(output_token_logprobs={"5": 0}), "meta_info.output_token_logprobs"),
         (answer(weight_versions=[{"version": "2"}]), "meta_info.weight_versions"),
     ],
 )
