@@ -167,9 +167,16 @@ def stores(
 def _rollouts(basis: _Basis) -> SupervisorSpec:
     """Return who samples, under a supervisor of their own: roles/rollout.py."""
     rollout = basis.config.rollout
-    stops = PromptEncoder(Path(basis.config.model.path), basis.config.data).stop_token_ids(rollout)
+    encoder = PromptEncoder(Path(basis.config.model.path), basis.config.data)
+    strings = encoder.stop_strings(rollout)
     replicas = _child(
-        basis, "rollout", "Rollout", stop_token_ids=stops, hosts=basis.hosts, replicas=rollout.replicas
+        basis,
+        "rollout",
+        "Rollout",
+        stop_token_ids=encoder.stop_token_ids(rollout),
+        stop_strings=strings,
+        hosts=basis.hosts,
+        replicas=rollout.replicas,
     )
     return SupervisorSpec(
         id="rollouts",
@@ -180,7 +187,7 @@ def _rollouts(basis: _Basis) -> SupervisorSpec:
         restart=RestartType.TEMPORARY,
         significant=True,
         children=(
-            *_parts(basis),  # before the rollouts, which ask them to start
+            *_parts(basis, reads_text=bool(strings)),  # before the rollouts, which ask them to start
             msgspec.structs.replace(
                 replicas,
                 always_indexed=True,
@@ -194,11 +201,11 @@ def _rollouts(basis: _Basis) -> SupervisorSpec:
     )
 
 
-def _parts(basis: _Basis) -> list[ChildSpec]:
+def _parts(basis: _Basis, *, reads_text: bool) -> list[ChildSpec]:
     """Return what replicas have on their further hosts, if they are spread over several: roles/part.py."""
     rollout = basis.config.rollout
     count = rollout.replicas * (rollout.hosts_per_replica - 1)
-    parts = [_child(basis, homes.PART, "Part", replicas=count)] if count else []
+    parts = [_child(basis, homes.PART, "Part", reads_text=reads_text, replicas=count)] if count else []
     return [msgspec.structs.replace(part, always_indexed=True) for part in parts]
 
 

@@ -74,7 +74,8 @@ class RolloutConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
-    """Strings of one token each that end a sample, besides the model's own end tokens."""
+    """Strings that end a sample, besides the model's own end tokens: it ends with the token that makes one
+    whole. They are looked for in its text; that of a special token is the token."""
     stop_token_ids: tuple[int, ...] = ()
     max_in_flight: int = 64
     """Samples decoded at once in one replica."""

@@ -6,7 +6,8 @@ tokens of it again.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from relax_actor.errors import ConfigError, DatasetError
 # A tokenizer is written in Rust, whose strings cannot hold half of a surrogate pair.
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+
+SGLANG_STOPS = 32
+"""Strings that a request to SGLang may have."""
 
 Messages = list[dict[str, str]]
 
@@ -102,18 +106,33 @@ class PromptEncoder:
         """Return the tokens that end a sample: the model's own end tokens and the configured ones.
 
         The model's own are those of generation_config.json, config.json and the tokenizer together. A
-        stop string ends a sample only as the one token it is, not as a part of a longer token.
+        stop string is among them as the special token that it is, or as all tokens with it in their text if
+        it cannot be spread over several; `stop_strings` are the others.
 
         Raises:
-            ConfigError: a stop string that is not exactly one token, or an id outside the vocabulary.
+            ConfigError: an id outside the vocabulary.
         """
-        strings = [self._stop_token(text) for text in config.stop]
+        strings = [token for text in config.stop for token in self._tokens_with(text)]
         for token in config.stop_token_ids:
             if not 0 <= token < self.vocab_size:
                 raise ConfigError(
                     "rollout.stop_token_ids", f"has {token}, but ids end at {self.vocab_size - 1}"
                 )
         return tuple(sorted({*self._eos, *strings, *config.stop_token_ids}))
+
+    def stop_strings(self, config: RolloutConfig) -> tuple[str, ...]:
+        """Return the stop strings that are looked for in the text of samples.
+
+        Raises:
+            ConfigError: a stop string that is empty, or that no text of this model has, or too many.
+        """
+        for text in config.stop:
+            self._check_stop(text)
+        found = tuple(text for text in config.stop if not self._tokens_with(text))
+        if config.engine == "sglang" and len(found) > SGLANG_STOPS:
+            fact = f"has {len(found)} strings of more than a token, and SGLang takes {SGLANG_STOPS}"
+            raise ConfigError("rollout.stop", fact)
+        return found
 
     def _text(self, row: Row) -> str:
         if self._config.template == "text":
@@ -145,16 +164,32 @@ class PromptEncoder:
         if pad is not None and pad not in self._eos and pad in tokens:
             raise DatasetError(origin, f"has the padding token `{self._tokenizer.pad_token}` in its prompt")
 
-    def _stop_token(self, text: str) -> int:
-        tokens: list[int] = self._tokenizer.encode(_encodable(text), add_special_tokens=False)
-        if len(tokens) == 1 and tokens[0] != self._tokenizer.unk_token_id:
-            return tokens[0]
-        pieces = self._tokenizer.convert_ids_to_tokens(tokens)
-        raise ConfigError(
-            "rollout.stop",
-            f"has {text!r}, which must be one token but is {len(tokens)}: {tokens} = {pieces}",
-            "name a token with rollout.stop_token_ids, or leave it to max_new_tokens",
+    def _check_stop(self, text: str) -> None:
+        tokens = self._tokenizer.encode(_encodable(text), add_special_tokens=False)
+        if not text:
+            raise ConfigError("rollout.stop", "has an empty text, which would end every sample at once")
+        if not tokens or self._tokenizer.unk_token_id in tokens:
+            raise ConfigError("rollout.stop", f"has {text!r}, which the tokenizer has no tokens for")
+
+    def _tokens_with(self, text: str) -> Collection[int]:
+        """Return all tokens that bring a text; none where several may bring it together."""
+        if text in self._special:
+            return (self._special[text],)
+        if len(text) != 1 or not text.isascii() or text == " ":  # some tokenizers drop a first space
+            return ()
+        return [token for token, piece in enumerate(self._pieces) if text in piece]
+
+    @cached_property
+    def _special(self) -> dict[str, int]:
+        return {str(piece): token for token, piece in self._tokenizer.added_tokens_decoder.items()}
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        """The text of every token."""
+        pieces: list[str] = self._tokenizer.batch_decode(
+            [[token] for token in range(len(self._tokenizer))], clean_up_tokenization_spaces=False
         )
+        return pieces
 
     def _end_tokens(self) -> frozenset[int]:
         generation = _read_json(self._folder / "generation_config.json")
@@ -173,6 +208,16 @@ class PromptEncoder:
         if value is None:
             value = (self._model.get("text_config") or {}).get(key)
         return default if value is None else value
+
+
+def text_of(model_folder: Path) -> Callable[[Sequence[int]], str]:
+    """Return what makes text of tokens, special ones included.
+
+    Raises:
+        ConfigError: no usable tokenizer.
+    """
+    tokenizer = _load_tokenizer(model_folder)
+    return lambda tokens: str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
 
 def _load_tokenizer(folder: Path) -> Any:

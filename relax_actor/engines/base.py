@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from relax_actor.engines.errors import RequestError
+from relax_actor.engines.stop_strings import StopStrings
 from relax_actor.ids import GroupId, PolicyVersion, SampleIndex
 from relax_actor.protocol import FinishReason
 
@@ -27,6 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0  # 0 keeps all
     stop_token_ids: tuple[int, ...] = ()  # any of them ends the sample and is its last token
+    stop_strings: StopStrings | None = None  # the token that makes one whole is the sample's last
     forbidden_token_ids: tuple[int, ...] = ()  # never sampled: multimodal placeholders, pad
 
 
@@ -230,5 +232,5 @@ class Engine(Protocol):
         ...
 
     def abort(self, keys: Iterable[tuple[GroupId, SampleIndex]]) -> list[Completion]:
-        """Stop these requests; return their tokens so far with finish reason `abort`."""
+        """Stop these requests; return their tokens so far (finish reason `abort`), or what has finished."""
         ...

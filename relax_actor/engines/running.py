@@ -64,6 +64,8 @@ class RunningSample:
         """Why it has no further tokens; None while it goes on."""
         if self.tokens and self.tokens[-1] in self.request.params.stop_token_ids:
             return FinishReason.STOP
+        if self.stop_string_end(len(self.tokens) - 1) is not None:
+            return FinishReason.STOP
         return FinishReason.LENGTH if len(self.tokens) >= self.budget_tokens else None
 
     def append(self, token: int, logprob: float, version: PolicyVersion) -> None:
@@ -77,6 +79,15 @@ class RunningSample:
         self.tokens += tokens
         self.logprobs += logprobs
         self.versions += [version] * len(tokens)
+
+    def stop_string_end(self, begin: int) -> int | None:
+        """Return how many tokens there are up to the end of a stop string; see `StopStrings.end`."""
+        strings = self.request.params.stop_strings
+        return None if strings is None else strings.end(self.tokens, begin)
+
+    def cut(self, length: int) -> None:
+        """Forget all but so many tokens."""
+        del self.tokens[length:], self.logprobs[length:], self.versions[length:]
 
     def completion(self, reason: FinishReason, routes: npt.NDArray[np.int32] | None = None) -> Completion:
         """Return what is handed to the rollout.

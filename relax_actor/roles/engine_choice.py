@@ -8,11 +8,14 @@ from relax_actor.actor import Context
 from relax_actor.config import Config
 from relax_actor.devices import AUTO, CPU, host_gpus, replica_groups, rollout_device
 from relax_actor.engines.base import PLACEHOLDER_IDS, Engine, SamplingParams
+from relax_actor.engines.stop_strings import StopStrings
 from relax_actor.rl.routing import RouteLayout, layout_of
 from relax_actor.roles.claims import claim
 
 
-def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval: bool) -> SamplingParams:
+def sampling_params(
+    config: Config, stop_token_ids: tuple[int, ...], stop_strings: StopStrings | None, *, is_eval: bool
+) -> SamplingParams:
     """Say how training prompts, or evaluation prompts, are sampled."""
     rollout = config.rollout
     return SamplingParams(
@@ -21,11 +24,17 @@ def sampling_params(config: Config, stop_token_ids: tuple[int, ...], *, is_eval:
         top_p=rollout.top_p,
         top_k=rollout.top_k,
         stop_token_ids=stop_token_ids,
+        stop_strings=stop_strings,
     )
 
 
 def make_rollout_engine(
-    config: Config, stop_token_ids: tuple[int, ...], context: Context, keep_fds: tuple[int, ...] = ()
+    config: Config,
+    stop_token_ids: tuple[int, ...],
+    context: Context,
+    *,
+    reads_text: bool = False,
+    keep_fds: tuple[int, ...] = (),
 ) -> tuple[Engine, str]:
     """Make a rollout's engine where its replica belongs; return torch's name of the device, too.
 
@@ -33,6 +42,7 @@ def make_rollout_engine(
         config: the run's.
         stop_token_ids: what ends a sample.
         context: of the rollout.
+        reads_text: whether a server looks for stop strings.
         keep_fds: descriptors that a server inherits.
     """
     rollout, gpus = config.rollout, host_gpus()
@@ -50,7 +60,8 @@ def make_rollout_engine(
     else:
         devices = groups[context.replica % len(groups)]
     _make_current(devices[0])
-    return make_sglang_engine(config, context, devices, keep_fds=fds), devices[0]
+    engine = make_sglang_engine(config, context, devices, reads_text=reads_text, keep_fds=fds)
+    return engine, devices[0]
 
 
 def make_engine(config: Config, stop_token_ids: tuple[int, ...], device: str = CPU) -> Engine:

@@ -37,10 +37,11 @@ class Part(Actor):
 
     Args:
         config: the run's.
+        reads_text: whether servers look for stop strings.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, config: Config, *, reads_text: bool = False) -> None:
+        self._config, self._reads_text = config, reads_text
         further = config.rollout.hosts_per_replica - 1
         self._rollout, self._node = f"{ROLLOUT}/{self.ctx.replica // further}", 1 + self.ctx.replica % further
         self._server: Server | None = None
@@ -125,7 +126,10 @@ class Part(Actor):
         config, rollout = self._config, self._config.rollout
         devices = replica_groups(rollout.device, host_gpus(), rollout.gpus_each)[0]
         first = server_settings(
-            config, devices, context_tokens=model_config(config)["max_position_embeddings"]
+            config,
+            devices,
+            context_tokens=model_config(config)["max_position_embeddings"],
+            reads_text=self._reads_text,
         )
         settings = msgspec.structs.replace(first, node=self._node, meeting=meeting, address=self.ctx.listen)
         return Server(settings, server_log(self.ctx), remember=lambda files: remember(self.ctx, files))

@@ -5,8 +5,10 @@ steps (`dcs.replica`), without dropping the samples in flight; the trainer takes
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from relax_actor.config import Config
+from relax_actor.data.template import text_of
 from relax_actor.dcs.disk import DiskSource
 from relax_actor.dcs.loans import Lender
 from relax_actor.dcs.peer import PeerSource
@@ -17,10 +19,11 @@ from relax_actor.dcs.turns import InstallTurns
 from relax_actor.devices import CPU
 from relax_actor.engines.base import Completion, Request
 from relax_actor.engines.errors import RequestError
+from relax_actor.engines.stop_strings import StopStrings
 from relax_actor.faults import point
 from relax_actor.homes import LoopHosts
 from relax_actor.ids import GroupId, LeaseId, SampleIndex
-from relax_actor.protocol import Leased, PromptLease, Purpose, SampleChunk
+from relax_actor.protocol import FinishReason, Leased, PromptLease, Purpose, SampleChunk
 from relax_actor.roles.busy import BusySpans
 from relax_actor.roles.chunking import Chunks, prefixes, sample_chunk, sample_ready, write_rows
 from relax_actor.roles.engine_choice import make_rollout_engine, route_layout, sampling_params
@@ -40,6 +43,7 @@ class Rollout(LendingActor):
     Args:
         config: the run's.
         stop_token_ids: what ends a sample.
+        stop_strings: what else does, in its text.
         hosts: of the run.
     """
 
@@ -47,12 +51,18 @@ class Rollout(LendingActor):
         self,
         config: Config,
         stop_token_ids: tuple[int, ...],
+        stop_strings: tuple[str, ...] = (),
         hosts: LoopHosts = LoopHosts(),  # noqa: B008 - frozen
     ) -> None:
         self._config, self._stop_token_ids, self._hosts = config, stop_token_ids, hosts
         self._turn = first_turn(config, self.ctx)
         keep_fds = () if self._turn is None else (self._turn.fd,)
-        self._engine, self._device = make_rollout_engine(config, stop_token_ids, self.ctx, keep_fds)
+        self._stop_strings = (
+            StopStrings(stop_strings, text_of(Path(config.model.path))) if stop_strings else None
+        )
+        self._engine, self._device = make_rollout_engine(
+            config, stop_token_ids, self.ctx, reads_text=bool(stop_strings), keep_fds=keep_fds
+        )
         self._busy = BusySpans("generate", self.ctx.events)
         self._is_active = False  # whether this incarnation has ever had a whole version
         if not self.ctx.is_spare:
@@ -185,7 +195,7 @@ class Rollout(LendingActor):
         prompt = tuple(self._rows.read(group.tokens).tolist())
         media = {name: self._rows.read(ref) for name, ref in group.media.items()} or None
         is_eval = group.purpose is Purpose.EVAL
-        params = sampling_params(self._config, self._stop_token_ids, is_eval=is_eval)
+        params = sampling_params(self._config, self._stop_token_ids, self._stop_strings, is_eval=is_eval)
         return [
             Request(
                 group_id=group.group_id,
@@ -208,11 +218,13 @@ class Rollout(LendingActor):
         self._busy.end()
         self._prompts.stop_asking()
         parked = self._engine.abort(list(self._engine.lengths()))
+        cut_off = [each for each in parked if each.finish_reason is FinishReason.ABORT]
+        self._put([each for each in parked if each.finish_reason is not FinishReason.ABORT])
         if goes_on(self._config):
-            self._hand_over_chunks([each for each in parked if len(each.tokens)])
-        for each in parked:
+            self._hand_over_chunks([each for each in cut_off if len(each.tokens)])
+        for each in cut_off:
             del self._leases[each.request.key]
-        return len(parked)
+        return len(cut_off)
 
     # -- samples --------------------------------------------------------------------------------
 

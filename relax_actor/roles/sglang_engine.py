@@ -14,6 +14,7 @@ from relax_actor.engines.sglang.client import Client
 from relax_actor.engines.sglang.engine import SglangEngine
 from relax_actor.engines.sglang.errors import StartError
 from relax_actor.engines.sglang.requests import GenerationSettings
+from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.weights import Updater, UpdateSettings, WeightPlacement
 from relax_actor.engines.sglang.weights.disk import SharedMemoryFiles
 from relax_actor.model_files import weight_names
@@ -28,7 +29,12 @@ GROUPS_OF_PATIENCE = 2
 
 
 def make_sglang_engine(
-    config: Config, context: Context, devices: tuple[str, ...], *, keep_fds: tuple[int, ...] = ()
+    config: Config,
+    context: Context,
+    devices: tuple[str, ...],
+    *,
+    reads_text: bool,
+    keep_fds: tuple[int, ...] = (),
 ) -> SglangEngine:
     """Start a server and return when it serves.
 
@@ -36,15 +42,23 @@ def make_sglang_engine(
         config: the run's.
         context: of the rollout.
         devices: torch's names of the GPUs it has, or the CPU.
+        reads_text: whether it looks for stop strings.
         keep_fds: descriptors that stay open as long as the server lives.
 
     Raises:
         StartError: it did not come up, or a part of the replica on another host did not.
     """
     parts = Parts(context, config.rollout.hosts_per_replica)
+    server = server_settings(
+        config,
+        devices,
+        context_tokens=model_config(config)["max_position_embeddings"],
+        reads_text=reads_text,
+        keep_fds=keep_fds,
+    )
     parts.start()  # before the first node's server, which waits for theirs
     try:
-        engine = _engine(config, context, devices, keep_fds, parts)
+        engine = _engine(config, context, devices, server, parts)
     except StartError as error:
         raise parts.explained(error) from error
     parts.watch()
@@ -52,12 +66,9 @@ def make_sglang_engine(
 
 
 def _engine(
-    config: Config, context: Context, devices: tuple[str, ...], keep_fds: tuple[int, ...], parts: Parts
+    config: Config, context: Context, devices: tuple[str, ...], server: ServerSettings, parts: Parts
 ) -> SglangEngine:
-    model, rollout, routes = model_config(config), config.rollout, route_layout(config)
-    server = server_settings(
-        config, devices, context_tokens=model["max_position_embeddings"], keep_fds=keep_fds
-    )
+    rollout, routes = config.rollout, route_layout(config)
     return SglangEngine(
         msgspec.structs.replace(server, meeting=parts.meeting, address=context.listen),
         GenerationSettings(
@@ -68,7 +79,7 @@ def _engine(
             deadline_s=GROUPS_OF_PATIENCE * max(config.queue.group_deadline_s, rollout.lease_s),
         ),
         lambda client, found: _updater(config, context, devices, client, found),
-        vocabulary=model["vocab_size"],
+        vocabulary=model_config(config)["vocab_size"],
         names=weight_names(Path(config.model.path)),
         log=server_log(context),
         update_mode=rollout.update_mode,

@@ -14,7 +14,12 @@ from transport.shm import ShmSpace
 
 
 def server_settings(
-    config: Config, devices: tuple[str, ...], *, context_tokens: int, keep_fds: tuple[int, ...] = ()
+    config: Config,
+    devices: tuple[str, ...],
+    *,
+    context_tokens: int,
+    reads_text: bool,
+    keep_fds: tuple[int, ...] = (),
 ) -> ServerSettings:
     """Return how a rollout's server is started.
 
@@ -22,6 +27,7 @@ def server_settings(
         config: the run's.
         devices: torch's names of its GPUs, or the CPU.
         context_tokens: of the model.
+        reads_text: whether it looks for stop strings.
         keep_fds: see `make_sglang_engine`.
     """
     rollout = config.rollout
@@ -38,6 +44,7 @@ def server_settings(
         mem_fraction=rollout.mem_fraction,
         deterministic=rollout.deterministic,
         memory_saver=config.run.colocate and bool(visible_names(devices)),
+        reads_text=reads_text,
         routed_experts=config.train.use_r3,
         stream_tokens=rollout.chunk_tokens,
         args=rollout.sglang_args,

@@ -28,6 +28,7 @@ from relax_actor.engines.base import Prefix, Request, SamplingParams
 from relax_actor.engines.errors import EngineNotReadyError, LogitsError, RequestError
 from relax_actor.engines.scripted import ScriptedEngine
 from relax_actor.engines.sglang.weights import SglangUpdateError
+from relax_actor.engines.stop_strings import StopStrings
 from relax_actor.engines.transformers_engine import TransformersEngine
 from relax_actor.engines.vision_engine import VisionEngine
 from relax_actor.protocol import FinishReason
@@ -517,6 +518,22 @@ def test_any_stop_token_ends_a_sample_and_is_its_last_token(engine, kind):
         assert not any(stopped[:-1])
         assert stopped[-1] == (completion.finish_reason is FinishReason.STOP)
         assert stopped[-1] or len(stopped) == 4
+
+
+@only(lockstep=True)
+def test_a_stop_string_ends_a_sample_with_the_token_that_makes_it_whole(build, kind):
+    """A server looks for them itself; see tests/sglang."""
+    text_of = lambda tokens: "".join(f"<{token}>" for token in tokens)  # noqa: E731
+    whole = run(build(kind), [request(sample=i, max_new=12) for i in range(4)])
+    tokens = whole[0, 1].tokens.tolist()
+    strings = StopStrings([f"{tokens[4]}><{tokens[5]}"], text_of)
+    done = run(build(kind), [request(sample=i, max_new=12, stop_strings=strings) for i in range(4)])
+
+    for key, completion in done.items():
+        end = strings.end(whole[key].tokens.tolist())
+        assert completion.tokens.tolist() == whole[key].tokens.tolist()[:end]
+        assert completion.finish_reason is (FinishReason.STOP if end else FinishReason.LENGTH)
+    assert done[0, 1].finish_reason is FinishReason.STOP
 
 
 def test_without_stop_tokens_a_sample_has_its_full_length(engine):

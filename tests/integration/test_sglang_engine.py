@@ -26,6 +26,7 @@ from relax_actor.engines.sglang.requests import GenerationSettings
 from relax_actor.engines.sglang.settings import ServerSettings
 from relax_actor.engines.sglang.states import EngineState
 from relax_actor.engines.sglang.weights import Deadlines, MemoryTag, Updater, UpdateSettings
+from relax_actor.engines.stop_strings import StopStrings
 from relax_actor.errors import PartialRolloutFormatError
 from relax_actor.protocol import FinishReason
 
@@ -195,6 +196,73 @@ def test_samples_are_returned_with_their_tokens_versions_and_reasons(play, strea
         assert completion.logprobs.tolist() == [-0.5] * len(wanted)
         reason = FinishReason.STOP if stop in tokens else FinishReason.LENGTH
         assert completion.finish_reason is reason
+
+
+def said(engine, path):
+    """Return how often the server was asked something."""
+    return engine._life.client.get("/asked", deadline_s=20).count(path)
+
+
+@pytest.mark.parametrize("stream", [0, 3])
+def test_a_stop_string_ends_a_sample_with_the_token_that_makes_it_whole(play, stream):
+    engine = play(stream=stream).engine
+    engine.install(4, WEIGHTS)
+    tokens = expected((5, 6, 7), 40)
+    strings = StopStrings([f"{tokens[9]}><{tokens[10]}"], fake_sglang.text_of)
+    engine.submit([request(max_new=40, stop_strings=strings), request(sample=1, max_new=40)])
+    done = drain(engine)
+
+    assert done[0, 0].tokens.tolist() == tokens[:11]
+    assert done[0, 0].logprobs.tolist() == [-0.5] * 11
+    assert done[0, 0].finish_reason is FinishReason.STOP
+    assert done[0, 1].tokens.tolist() == tokens
+    assert said(engine, "/abort_request") == 0
+
+
+@pytest.mark.parametrize("stream", [0, 2])
+def test_a_stop_string_that_begins_in_a_prefix_is_found_though_the_server_does_not(play, stream):
+    """Where it is heard of before its end, the server is told; otherwise what is too much is cut off."""
+    played = play(stream=stream, hold=10 if stream else 0)
+    engine = played.engine
+    engine.install(4, WEIGHTS)
+    tokens = expected((5, 6, 7), 50)
+    strings = StopStrings([f"{tokens[2]}><{tokens[3]}"], fake_sglang.text_of)
+    prefix = Prefix(tokens=tuple(tokens[:3]), logprobs=(-1.0,) * 3, versions=(2, 2, 3))
+    engine.submit([request(max_new=50, stop_strings=strings, prefix=prefix)])
+    (completion,) = drain(engine).values()
+
+    assert completion.tokens.tolist() == tokens[:4]
+    assert completion.logprobs.tolist() == [-1.0] * 3 + [-0.5]
+    assert completion.versions.tolist() == [2, 2, 3, 4]
+    assert completion.finish_reason is FinishReason.STOP
+    assert said(engine, "/abort_request") == (1 if stream else 0)
+
+
+def test_a_sample_that_finishes_while_it_is_stopped_has_finished(play):
+    engine = play(late_abort=True, hold=2).engine
+    engine.install(4, WEIGHTS)
+    engine.submit([request()])
+    (done,) = engine.abort([(0, 0)])
+    assert done.finish_reason is FinishReason.LENGTH
+    assert done.tokens.tolist() == expected((5, 6, 7), 8)
+    assert engine.in_flight == 0
+
+
+def test_a_sample_that_is_over_is_no_partial_one(play):
+    """Whoever went on from it would find that it has come to its end."""
+    played = play(stream=1, hold=5)
+    engine = played.engine
+    engine.install(4, WEIGHTS)
+    tokens = expected((5, 6, 7), 50)
+    strings = StopStrings([f"{tokens[2]}><{tokens[3]}"], fake_sglang.text_of)
+    prefix = Prefix(tokens=tuple(tokens[:3]), logprobs=(-1.0,) * 3, versions=(2, 2, 3))
+    engine.submit([request(max_new=50, stop_strings=strings, prefix=prefix), request(sample=1, max_new=50)])
+    wait_for(lambda: min(engine.lengths().values()) >= 5)
+
+    assert [each.request.key for each in engine.peek([(0, 0), (0, 1)])] == [(0, 1)]
+    (given_back,) = engine.abort([(0, 0)])
+    assert given_back.finish_reason is FinishReason.STOP
+    assert given_back.tokens.tolist() == tokens[:4]
 
 
 def test_the_actor_is_woken_when_a_sample_has_finished(play):

@@ -11,6 +11,7 @@ that runs it. What it does wrong is told in FAKE_SGLANG, a JSON object:
     slow_start_s    how long it starts
     die_at_start    says something and exits
     far_dies        whether that is for the nodes of other hosts only
+    late_abort      whether requests come to their ends before an abort gets to them
     cut_off         how many requests it cuts off unasked
     bad             field -> what /generate answers for it instead
     kv_tokens       what its cache holds
@@ -27,6 +28,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,11 @@ def stand_in(folder: Path) -> Path:
     return path
 
 
+def text_of(tokens: Sequence[int]) -> str:
+    """Return the text that tokens have here."""
+    return "".join(f"<{token}>" for token in tokens)
+
+
 class Request:
     """One that is being sampled."""
 
@@ -69,6 +76,7 @@ class Request:
         self.rid, self.prompt = body.get("rid", ""), body["input_ids"]
         self.left = sampling["max_new_tokens"]
         self.stops = set(sampling.get("stop_token_ids") or ())
+        self.strings = sampling.get("stop") or ()
         self.tokens: list[int] = []
         self.spans = [{"version": version, "start": 0, "end": 0}]
         self.finish: dict[str, Any] | None = None
@@ -85,6 +93,8 @@ class Request:
         self.spans[-1]["end"] = len(self.tokens)
         if token in self.stops:
             self.end({"type": "stop", "matched": token})
+        elif found := [string for string in self.strings if string in text_of(self.tokens)]:
+            self.end({"type": "stop", "matched": found[0]})
         elif len(self.tokens) >= self.left:
             self.end({"type": "length", "length": len(self.tokens)})
 
@@ -248,6 +258,8 @@ class Fake:
         body = await http.json()
         for rid, request in list(self.requests.items()):
             if body.get("abort_all") or rid.startswith(body.get("rid", "-")):
+                while self.script.get("late_abort") and not request.finish:
+                    request.sample(self.version)
                 request.end({"type": "abort", "message": "Aborted"})
         return web.json_response({})
 

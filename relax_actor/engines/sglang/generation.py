@@ -105,6 +105,8 @@ class Generation:
                 server can no longer be relied on.
         """
         self._look()
+        for rid in self._samples.take_surplus():
+            self._client.start("/abort_request", {"rid": rid}, deadline_s=ABORT_S)
         self.send(list(self._samples.waiting.values()), version)
         return self._samples.take_finished()
 

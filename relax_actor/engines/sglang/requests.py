@@ -35,6 +35,7 @@ class Flight:
     version: PolicyVersion  # of its newest token, as far as is known
     future: "Future[Any]" = field(default_factory=Future)
     is_unwanted: bool = False  # whether it was asked to be cut off
+    is_over: bool = False  # whether it has a stop string that the server has not seen
 
 
 def request_body(flight: Flight, settings: GenerationSettings) -> dict[str, Any]:
@@ -64,6 +65,8 @@ def _sampling(sample: RunningSample, settings: GenerationSettings) -> dict[str, 
         "stop_token_ids": list(params.stop_token_ids),
         "ignore_eos": not params.stop_token_ids,  # it would ignore those, too
     }
+    if params.stop_strings is not None:
+        sampling |= {"stop": list(params.stop_strings.strings), "no_stop_trim": True}
     if params.forbidden_token_ids:
         sampling["logit_bias"] = {str(token): BIAS for token in params.forbidden_token_ids}
     if settings.deterministic:

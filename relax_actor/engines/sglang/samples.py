@@ -57,6 +57,7 @@ class Samples:
         self.waiting: dict[Key, RunningSample] = {}
         self.progress = 0
         self._finished: list[Completion] = []
+        self._surplus: list[str] = []
         self._refused: list[RequestError] = []
         self._read = PromptsRead()
         self._routes: dict[Key, npt.NDArray[np.int32]] = {}
@@ -106,17 +107,20 @@ class Samples:
         refused, self._refused = self._refused, []
         return refused
 
+    def take_surplus(self) -> list[str]:
+        """Return the rids of requests that go on after a stop string, each once."""
+        surplus, self._surplus = self._surplus, []
+        return surplus
+
     def take_read(self) -> PromptsRead:
         """Return what was read of prompts since this was asked last."""
         read, self._read = self._read, PromptsRead()
         return read
 
     def take_back(self, keys: Collection[Key]) -> list[Completion]:
-        """Return samples that are not at the server, as given up; they are forgotten."""
+        """Return samples that are not at the server, finished or given up; they are forgotten."""
         done = [each for each in self._finished if each.request.key in keys]
         self._finished = [each for each in self._finished if each.request.key not in keys]
-        for each in done:
-            each.finish_reason = FinishReason.ABORT
         stopped = [self.waiting.pop(key) for key in list(self.waiting) if key in keys]
         return done + [self._over(sample, FinishReason.ABORT) for sample in stopped]
 
@@ -125,10 +129,11 @@ class Samples:
         done = {each.request.key: len(each.tokens) for each in self._finished}
         return done | {sample.request.key: len(sample.tokens) for sample in self._running()}
 
-    def peek(self, keys: Collection[Key]) -> list[Completion]:
+    def peek(self, keys: set[Key]) -> list[Completion]:
         """Return what is known of samples that go on."""
         done = [each for each in self._finished if each.request.key in keys]
-        running = [sample for sample in self._running() if sample.request.key in keys]
+        over = {key for key, flight in self.flights.items() if flight.is_over}  # cut when they come back
+        running = [sample for sample in self._running() if sample.request.key in keys - over]
         return [
             *(msgspec.structs.replace(each, finish_reason=FinishReason.ABORT) for each in done),
             *(self._completion(sample, FinishReason.ABORT) for sample in running),
@@ -140,6 +145,7 @@ class Samples:
     def _add(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key
         self.progress += bool(answer.tokens)
+        known = len(sample.tokens)
         sample.extend(answer.tokens, answer.logprobs, flight.version)
         if answer.tokens and answer.finish is None and self._spans:
             # What came first after an update may be older than the update: it is taken for that.
@@ -149,8 +155,12 @@ class Samples:
             self._read.cached += answer.cached_tokens
             self._set_versions(flight, answer)
             self._keep_routes(flight, answer)
+            self._cut(flight)
             del self.flights[key]
             self._end(flight, answer)
+        elif not flight.is_over and sample.stop_string_end(known) is not None:
+            flight.is_over = flight.is_unwanted = True
+            self._surplus.append(flight.rid)
 
     def _set_versions(self, flight: Flight, answer: Answer) -> None:
         """Record which weights sampled each token of this request: only its end says so exactly."""
@@ -168,6 +178,15 @@ class Samples:
             return
         old = self._routes.get(key, flight.sample.request.prefix.routed_experts)
         self._routes[key] = splice(old, unpack_routes(answer.routes, shape, key), key)
+
+    def _cut(self, flight: Flight) -> None:
+        """Forget what follows a stop string: the server does not look for one that begins in a prefix."""
+        sample, key = flight.sample, flight.sample.request.key
+        end = sample.stop_string_end(flight.begun)
+        if end is not None:
+            sample.cut(end)
+            if key in self._routes:
+                self._routes[key] = self._routes[key][: sample.length - 1]
 
     def _end(self, flight: Flight, answer: Answer) -> None:
         sample, key = flight.sample, flight.sample.request.key

@@ -55,6 +55,8 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     memory_saver: bool = False
     routed_experts: bool = False
+    reads_text: bool = False
+    """Whether it has the tokenizer, to find stop strings."""
     stream_tokens: int = 0
     """Tokens after which a request in flight is heard of; 0 hears of it at its end."""
     args: tuple[str, ...] = ()
@@ -88,7 +90,7 @@ def command(settings: ServerSettings, ports: Ports) -> list[str]:
     words += ["--tp-size", str(settings.tp), "--dtype", settings.dtype]
     words += ["--random-seed", str(settings.seed % 2**31)]
     words += ["--load-format", "dummy", "--weight-version", UNINIT]
-    words += ["--skip-tokenizer-init", "--skip-server-warmup", "--enable-metrics"]
+    words += ["--skip-server-warmup", "--enable-metrics"]
     words += ["--context-length", str(settings.context_tokens + SPARE_TOKENS)]
     words += ["--max-running-requests", str(settings.slots + 1)]  # one is for asking whether it lives
     return [*words, *_nodes(settings), *_switches(settings), *_device(settings), *settings.args]
@@ -134,6 +136,7 @@ def _switches(settings: ServerSettings) -> list[str]:
         (settings.deterministic, "--enable-deterministic-inference"),
         (settings.memory_saver, "--enable-memory-saver"),
         (settings.routed_experts, "--enable-return-routed-experts"),
+        (not settings.reads_text, "--skip-tokenizer-init"),
     ):
         words += [word] if wanted else []
     return words

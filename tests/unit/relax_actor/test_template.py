@@ -7,10 +7,11 @@ import pytest
 
 from relax_actor.config import DataConfig, RolloutConfig
 from relax_actor.data.dataset import Dataset, Row
-from relax_actor.data.template import PromptEncoder
+from relax_actor.data.template import PromptEncoder, text_of
 from relax_actor.errors import ConfigError, DatasetError
 
 NEWLINE, END = 99, 2
+ROLES = (100, 101)  # "user\n" and "assistant\n"
 
 
 def row(prompt, origin="rows.jsonl:7"):
@@ -160,29 +161,44 @@ def test_all_end_tokens_of_the_model_end_a_sample(make, changed):
 
 
 def test_configured_strings_and_ids_end_a_sample_too(make):
-    encoder = make()
+    """A letter does in whichever token it is."""
+    config = RolloutConfig(stop=("\n", "<|im_start|>"), stop_token_ids=(7,))
 
-    assert encoder.stop_token_ids(RolloutConfig(stop=("\n", "<|im_start|>"), stop_token_ids=(7,))) == (
-        1,
-        2,
-        7,
-        NEWLINE,
-    )
+    assert make().stop_token_ids(config) == (1, END, 7, NEWLINE, *ROLES)
+    assert make().stop_strings(config) == ()
+
+
+def test_a_string_that_may_be_spread_over_tokens_is_looked_for_in_the_text(make):
+    config = RolloutConfig(stop=("ab", "\n", "<|im_end|>", "c", " "))
+
+    assert make().stop_strings(config) == ("ab", " ")
+    assert make().stop_token_ids(config) == (END, *make().encode(row("c")), NEWLINE, *ROLES)
 
 
 @pytest.mark.parametrize(
-    ("options", "fact"),
-    [
-        ({"stop": ("ab",)}, r"has 'ab', which must be one token but is 2: \[69, 70\] = \['a', 'b'\]"),
-        ({"stop": ("",)}, "which must be one token but is 0"),
-        ({"stop": ("\u00e4",)}, "must be one token"),
-        ({"stop_token_ids": (102,)}, "has 102, but ids end at 101"),
-        ({"stop_token_ids": (-1,)}, "has -1"),
-    ],
+    ("stop", "fact"),
+    [("", "empty text, which would end every sample"), ("\u00e4", "has 'ä', which the tokenizer has no")],
 )
-def test_a_stop_that_is_no_single_token_is_refused(make, options, fact):
+def test_a_stop_string_that_no_text_has_is_refused(make, stop, fact):
     with pytest.raises(ConfigError, match=fact):
-        make().stop_token_ids(RolloutConfig(**options))
+        make().stop_strings(RolloutConfig(stop=("a", stop)))
+
+
+def test_more_strings_than_sglang_takes_are_refused_for_it_alone(make):
+    stop = tuple(f"a{letter}" for letter in "abcdefghijklmnopqrstuvwxyz0123456")
+    assert make().stop_strings(RolloutConfig(stop=stop)) == stop
+    with pytest.raises(ConfigError, match=r"has 33 strings .* SGLang takes 32"):
+        make().stop_strings(RolloutConfig(stop=stop, engine="sglang"))
+
+
+@pytest.mark.parametrize(("token", "fact"), [(102, "has 102, but ids end at 101"), (-1, "has -1")])
+def test_a_stop_token_outside_the_vocabulary_is_refused(make, token, fact):
+    with pytest.raises(ConfigError, match=fact):
+        make().stop_token_ids(RolloutConfig(stop_token_ids=(token,)))
+
+
+def test_the_text_of_tokens_has_the_special_ones(tiny_model):
+    assert text_of(tiny_model.path)([1, 76, 2]) == "<|im_start|>h<|im_end|>"
 
 
 def test_values_of_a_model_with_several_modalities_are_found_in_its_text_model(make, changed):
