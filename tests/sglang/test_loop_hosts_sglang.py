@@ -44,10 +44,13 @@ def test_a_replica_over_two_hosts_starts_again_whole_and_loses_no_sample(run_loo
 
 
 def test_the_nodes_of_a_server_meet_over_a_network(run_loop, rollout):
-    """Each has an address and memory of its own, as SGLang looks at both to find out who is where."""
+    """Each has an address and memory of its own, as SGLang looks at both to find out who is where.
+
+    Both look for stop strings, for which both need the tokenizer.
+    """
     with some_network() as network, loop_hosts(3, network, own_shm=True) as hosts:
         run = run_loop(
-            rollout=rollout,
+            rollout=rollout | {"stop": ("ab", "xyz")},
             run={"steps": 2},
             deadline_s=DEADLINE_S,
             **hosts.settings(over(hosts, "rollout/0=b", "part/0=c")),
