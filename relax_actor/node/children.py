@@ -33,6 +33,8 @@ from transport.shm import ShmSpace
 
 POLL_S = 0.002
 GROUP_DEADLINE_S = 30.0
+ENDING = "it is ending"
+"""Of an actor whose process does not say why."""
 
 
 class _Child(msgspec.Struct, eq=False):
@@ -199,6 +201,8 @@ class Children:
     def _felt(self, child: _Child) -> None:
         """Say at once what the loop will say in its turn; the watch's thread."""
         notice = _notice(child)
+        if notice.reason == ENDING and child.is_dying:  # it was reaped meanwhile: the loop has said why
+            return
         self._early.say(notice)
         self._loop.call_soon_threadsafe(self._dying, child, notice)
 
@@ -312,7 +316,7 @@ class Children:
 
 
 def _notice(child: _Child) -> Dying:
-    reason = process.ending_of(child.pid) or "it is ending"
+    reason = process.ending_of(child.pid) or ENDING
     return page.dying(*(child.promoted_to or child.key), reason, child.page())
 
 

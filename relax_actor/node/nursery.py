@@ -23,6 +23,12 @@ from transport.segment import Segment
 MAX_TRIES = 2
 """Zygotes that may end over one order."""
 
+STILL_S = 5.0
+"""How long a zygote may take over an actor that is to be killed; it stands still, or the machine does."""
+
+CLOSE_S = 1.0
+"""How long each birth under way may take when the agent ends."""
+
 
 class _Order(msgspec.Struct, eq=False):
     spawn: Spawn
@@ -95,6 +101,7 @@ class Nursery:
             for order in source.orders:
                 if (order.spawn.name, order.spawn.incarnation) == (name, incarnation):
                     order.is_killed = True
+                    self._loop.call_later(STILL_S, self._give_up, source, order)
                     return True
         return False
 
@@ -102,7 +109,10 @@ class Nursery:
         """Wait for the births under way, which are the agent's children to end, and end the zygotes."""
         for source in self._sources.values():
             while source.zygote and source.orders:
-                self._hear(source, may_replace=False)
+                if source.zygote.answers_within(CLOSE_S):
+                    self._hear(source, may_replace=False)
+                else:
+                    self._lost(source, "it stood still", may_replace=False)
             if source.zygote:
                 self._loop.remove_reader(source.zygote.fileno())
                 source.zygote.close()
@@ -190,7 +200,11 @@ class Nursery:
     def _lost(self, source: _Source, error: str, *, may_replace: bool) -> None:
         """Ask another zygote for what the lost one had not answered, or give it up."""
         reason = f"the zygote ended ({self._drop(source)}): {error}"
-        again = [order for order in source.orders if may_replace and order.tries < MAX_TRIES]
+        again = [
+            order
+            for order in source.orders
+            if may_replace and order.tries < MAX_TRIES and not order.is_killed
+        ]
         given_up = [order for order in source.orders if order not in again]
         source.orders.clear()
         for order in given_up:
@@ -198,6 +212,12 @@ class Nursery:
         for order in again:
             order.tries += 1
             self._ask(order.spawn.zygote, order)
+
+    def _give_up(self, source: _Source, order: _Order) -> None:
+        """End a zygote that does not bring forth who is to die, unless it still imports for others."""
+        is_wanted = not source.has_imported and not all(each.is_killed for each in source.orders)
+        if order in source.orders and source.zygote is not None and not is_wanted:
+            self._lost(source, "it stood still", may_replace=True)
 
     def _drop(self, source: _Source) -> str:
         zygote, source.zygote = source.zygote, None

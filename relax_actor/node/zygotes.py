@@ -101,6 +101,10 @@ class Zygote:
         """Whether the next answer, or the news of its end, is here."""
         return self._connection.poll()
 
+    def answers_within(self, timeout_s: float) -> bool:
+        """Wait for the next answer, or the news of its end; return whether it has come."""
+        return self._connection.poll(timeout_s)
+
     def close(self) -> str:
         """End it and reap it; return how it ended."""
         self._connection.close()

@@ -94,6 +94,25 @@ def test_a_slow_birth_delays_nobodys_death(tree):
     assert tree.ref("late", Mortal).ask(Mortal.one, timeout_s=30).result() == 1
 
 
+def test_a_zygote_that_stands_still_does_not_keep_the_tree_from_ending(tree):
+    zygote = zygote_of(tree)
+    zygote.suspend()
+    tree.add_child("root", ChildSpec(id="late", actor=Mortal, shutdown_s=0.1))
+    tree.close()
+    assert is_gone(zygote.pid)
+
+
+def test_a_zygote_that_stands_still_over_who_is_to_die_is_replaced_for_the_others(tree):
+    zygote = zygote_of(tree)
+    zygote.suspend()
+    tree.add_child("root", ChildSpec(id="early", actor=Mortal, shutdown_s=0.1))
+    tree.add_child("root", ChildSpec(id="late", actor=Mortal))
+    tree.remove_child("early")
+    assert tree.ref("late", Mortal).ask(Mortal.one, timeout_s=60).result() == 1
+    assert is_gone(zygote.pid)
+    eventually(lambda: [child.name for child in tree.status().children] == ["mortal", "late"])
+
+
 def test_nothing_is_said_of_python_in_the_agents_log(tree):
     assert (tree.run_dir / "logs" / "agent.log").read_text() == ""
 
