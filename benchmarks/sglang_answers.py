@@ -5,10 +5,13 @@
 A stand-in for the server holds requests until `--slots` of them have come, waits, and answers all at once
 with as many tokens and log-probs as SGLang would: the worst case, where nothing else is to be done meanwhile.
 What a wave takes beyond that wait is what the GPU would idle; processor time is of this process alone.
+Both ways are measured as in an actor, whose garbage collections pass over what was imported (`settled`), and
+as in a program that leaves them as they are (`unsettled`), all four in turns.
 """
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import random
@@ -49,7 +52,6 @@ def main() -> None:
     server = multiprocessing.get_context("fork").Process(target=serve, args=(listener, args), daemon=True)
     server.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    settle()
     try:
         write("sglang-answers", vars(args) | measured(url, args))
     finally:
@@ -63,17 +65,29 @@ def measured(url: str, args: argparse.Namespace) -> dict[str, Any]:
         "engine": lambda batch: finished(engine, batch),
         "plain": lambda batch: asyncio.run(bare(url, batch, args.slots)),
     }
+    collectors = {"settled": settle, "unsettled": gc.unfreeze}
+    turns = [(state, way) for state in collectors for way in ways]
     wave_ms, cpu_ms = defaultdict(list), defaultdict(list)
     count = args.slots * args.waves
     for number in range(args.rounds + 1):
         batch = requests(count, prompt_tokens=96, new_tokens=args.tokens, first=count * number)
-        for way in sorted(ways, reverse=number % 2 == 0):
+        for turn in random.sample(turns, len(turns)):
+            collectors[turn[0]]()
             since, cpu = time.monotonic(), time.process_time()
-            ways[way](batch)
+            ways[turn[1]](batch)
             if number:  # the first round warms up
-                wave_ms[way].append(1e3 * ((time.monotonic() - since) / args.waves - WAIT_S))
-                cpu_ms[way].append(1e3 * (time.process_time() - cpu) / count)
-    return {way: {"wave_ms": spread(wave_ms[way]), "cpu_ms_an_answer": spread(cpu_ms[way])} for way in ways}
+                wave_ms[turn].append(1e3 * ((time.monotonic() - since) / args.waves - WAIT_S))
+                cpu_ms[turn].append(1e3 * (time.process_time() - cpu) / count)
+    return {
+        state: {
+            way: {
+                "wave_ms": spread(wave_ms[state, way]),
+                "cpu_ms_an_answer": spread(cpu_ms[state, way]),
+            }
+            for way in ways
+        }
+        for state in collectors
+    }
 
 
 class EnginePath:

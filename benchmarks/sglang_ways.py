@@ -11,7 +11,7 @@ import aiohttp
 def settle() -> None:
     """Have what is imported looked at by no collection of garbage any more, as it is in every actor.
 
-    A zygote does so before it forks; without it, half of what an answer costs here are collections.
+    A zygote does so before it forks.
     """
     gc.collect()
     gc.freeze()
