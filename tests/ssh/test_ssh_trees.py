@@ -146,7 +146,8 @@ def test_no_event_is_lost_and_a_log_that_is_far_behind_is_cut_in_its_middle(pair
         writer = tree.ref("w", Writer).within(60)
         writer.ask(Writer.say, "the first line").result()
         writer.ask(Writer.tell, 5000).result()
-        eventually((tmp_path / "run" / "logs" / "w-1.log").exists)
+        handed_over = tmp_path / "run" / "logs" / "w-1.log"
+        eventually(lambda: handed_over.exists() and "the first line" in handed_over.read_text())
         porter = next(each for each in pair[0].sessions if "--stdin-frame" in each.cmdline())
         porter.suspend()  # as a link that is too slow
         writer.ask(Writer.fill, 20_000_000).result()
